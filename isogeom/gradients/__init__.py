@@ -1,0 +1,18 @@
+"""Activations and gradients of any torch model, as aligned numpy arrays.
+
+:func:`harvest` runs a model over batches and returns, for each named site, the activation rows and the gradient rows of
+the loss, in one row order shared by all sites, with the sample, position and token of every row.
+
+This sub-package needs PyTorch (``pip install 'isogeom[torch]'``); nothing else of isogeom loads it.
+"""
+
+try:
+    import torch  # noqa: F401
+except ImportError as exc:
+    raise ImportError("isogeom.gradients needs PyTorch: pip install 'isogeom[torch]'") from exc
+
+from isogeom.gradients._harvest import harvest
+from isogeom.gradients._probes import first_linear, probes, weight_sites
+from isogeom.gradients._result import Harvest, SiteRows
+
+__all__ = ["Harvest", "SiteRows", "first_linear", "harvest", "probes", "weight_sites"]

@@ -1,0 +1,183 @@
+"""Reading batches, and the losses a harvest differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+_IGNORED = -100  # the index that torch's cross-entropy and the data collators of transformers leave out
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """What the rows need to know of a batch."""
+
+    n_samples: int
+    token_ids: Tensor | None
+    attention: Tensor | None  # bool, (batch, seq)
+
+
+def move_batch(batch: Any, device: torch.device, batch_id: int) -> Any:
+    """Return the batch with its tensors on `device`; any mapping becomes a dict."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: _move(value, device) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return _move(batch, device)
+    raise TypeError(
+        f"batch {batch_id} is a {type(batch).__name__}; batches must yield mappings, tuples, lists or tensors (a loss "
+        "of your own may unpack them as it likes)"
+    )
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_move(item, device) for item in value))
+    if type(value) in (tuple, list):
+        return type(value)(_move(item, device) for item in value)
+    if type(value) is dict:
+        return {key: _move(item, device) for key, item in value.items()}
+    return value
+
+
+def read_batch(batch: Any, batch_id: int, *, with_attention: bool) -> BatchInfo:
+    """Find the number of samples, the token ids and, if it is to be used, the attention mask of a batch."""
+    attention = None
+    if isinstance(batch, Mapping):
+        tensors = [value for value in batch.values() if isinstance(value, Tensor)]
+        token_ids = batch.get("input_ids")
+        if not (isinstance(token_ids, Tensor) and _is_token_grid(token_ids)):
+            token_ids = None
+        attention = read_attention(batch, batch_id) if with_attention else None
+    else:
+        tensors = [batch] if isinstance(batch, Tensor) else [value for value in batch if isinstance(value, Tensor)]
+        token_ids = next((value for value in tensors if _is_token_grid(value)), None)
+    leading = [value for value in (token_ids, attention, *tensors) if value is not None and value.ndim > 0]
+    if not leading:
+        raise ValueError(f"batch {batch_id} holds no tensor with a batch axis, so its samples cannot be counted")
+    return BatchInfo(int(leading[0].shape[0]), token_ids, attention)
+
+
+def read_attention(batch: Mapping[str, Any], batch_id: int | None = None) -> Tensor | None:
+    """Return the attention mask of a mapping as bool (batch, seq), or None."""
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return None
+    where = "" if batch_id is None else f" of batch {batch_id}"
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"attention_mask{where} must be a tensor of shape (batch, seq) to say which rows are real, got {shape}; "
+            "with any other, use a loss of your own and mask=callable"
+        )
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(f"attention_mask{where} must hold only 0 (padding) and 1 (real token)")
+    return mask.bool()
+
+
+def _is_token_grid(value: Tensor) -> bool:
+    return value.ndim == 2 and not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
+
+
+def causal_targets(real: Tensor) -> Tensor:
+    """Mark, in a bool (batch, seq) mask of real tokens, the positions that have a next token to predict."""
+    keep = torch.zeros_like(real)
+    keep[:, :-1] = real[:, :-1] & real[:, 1:]
+    return keep
+
+
+def causal_lm(model: nn.Module, batch: Any) -> Tensor:
+    """Return the cross-entropy of every next token, in nats, float32, of shape (n_targets,)."""
+    ids = _entry(batch, "input_ids", "causal-lm")
+    labels = batch.get("labels")
+    labels = ids if labels is None else labels
+    logits = _logits(model, batch, labels, "causal-lm")
+    real = read_attention(batch)
+    real = torch.ones_like(labels, dtype=torch.bool) if real is None else real
+    if real.shape != labels.shape:
+        raise ValueError(f"attention_mask has shape {tuple(real.shape)}, but the labels have {tuple(labels.shape)}")
+    valid = causal_targets(real)[:, :-1] & (labels[:, 1:] != _IGNORED)
+    return cross_entropy(logits[:, :-1][valid].float(), labels[:, 1:][valid].long(), reduction="none")
+
+
+def masked_lm(model: nn.Module, batch: Any) -> Tensor:
+    """Return the cross-entropy of every real position with a label, in nats, float32, of shape (n_targets,)."""
+    labels = _entry(batch, "labels", "masked-lm")
+    logits = _logits(model, batch, labels, "masked-lm")
+    valid = labels != _IGNORED
+    real = read_attention(batch)
+    if real is not None:
+        valid &= real
+    return cross_entropy(logits[valid].float(), labels[valid].long(), reduction="none")
+
+
+PRESETS: dict[str, Loss] = {"causal-lm": causal_lm, "masked-lm": masked_lm}
+
+
+def resolve_loss(loss: str | Loss) -> Loss:
+    """Return the loss function of a preset's name, or `loss` itself."""
+    if isinstance(loss, str) and loss in PRESETS:
+        return PRESETS[loss]
+    if callable(loss):
+        return loss
+    kind = ValueError if isinstance(loss, str) else TypeError
+    raise kind(f"loss={loss!r} is unknown: use {', '.join(map(repr, PRESETS))} or a callable (model, batch) -> Tensor")
+
+
+def _entry(batch: Any, key: str, preset: str) -> Tensor:
+    value = batch.get(key) if isinstance(batch, Mapping) else None
+    if not (isinstance(value, Tensor) and _is_token_grid(value)):
+        found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+        hint = "; labels are -100 wherever nothing is to be predicted" if key == "labels" else ""
+        raise ValueError(
+            f"loss={preset!r} needs mapping batches with an integer tensor {key!r} of shape (batch, seq){hint}; got "
+            f"{found}. For other batches pass a callable (model, batch) -> Tensor"
+        )
+    return value
+
+
+def _logits(model: nn.Module, batch: Mapping[str, Any], labels: Tensor, preset: str) -> Tensor:
+    # No labels for the model: its own loss would be a mean, and rows would depend on the batch size.
+    output = model(**{key: value for key, value in batch.items() if key != "labels"})
+    if isinstance(output, Mapping):
+        logits = output.get("logits")
+    elif isinstance(output, (tuple, list)):
+        logits = output[0] if output else None
+    else:
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != labels.shape:
+        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
+        raise ValueError(
+            f"loss={preset!r} needs logits of shape (batch, seq, vocabulary) = ({labels.shape[0]}, {labels.shape[1]}, "
+            f"...), as the model's output, its first item or its 'logits'; got {got}. Pass a callable (model, batch) "
+            "-> Tensor instead"
+        )
+    return logits
+
+
+def sum_loss(value: Any, batch_id: int) -> tuple[Tensor, float]:
+    """Check what a loss returned; return its sum, to differentiate, and its mean, to report."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"loss must return a tensor (a scalar, or one loss per token), got {type(value).__name__} in batch "
+            f"{batch_id}; a loss such as `lambda model, batch: model(**batch)` should take the loss out of the output"
+        )
+    if not value.is_floating_point():
+        raise TypeError(f"loss must return a real floating tensor, got {value.dtype} in batch {batch_id}")
+    total = (value if value.dtype == torch.float64 else value.float()).sum()
+    number = float(total.detach())
+    if not torch.isfinite(total.detach()):
+        raise ValueError(
+            f"the loss of batch {batch_id} is {number}; look for overflow, empty rows or a masked-out sequence"
+        )
+    return total, number / max(value.numel(), 1)
