@@ -1,0 +1,48 @@
+"""Registry of the compiled kernels: when one may replace the array code, and which.
+
+A kernel is an accelerator, never the definition of a result: the array code computes the same numbers and the tests
+compare the two. Numba is imported when the first kernel is used, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from isogeom import _xp
+
+# Kernel name -> (module, smallest problem for which loading it pays). The size is the number of multiplications, as
+# each caller counts it: below about 1e8 (0.1 s) the array code is done before a cached kernel is loaded from disk.
+# Plain sweeps of coordinate descent have no kernel: over all rows at once, the array code is as fast.
+_KERNELS: dict[str, tuple[str, float]] = {
+    "nnls_solve": ("isogeom._kernels._nnls", 1e8),
+}
+
+
+def available(name: str, xp: _xp.Namespace, dtype: Any, size: float) -> Callable[..., Any] | None:
+    """Return the kernel `name`, or None where the array code should run.
+
+    Parameters
+    ----------
+    name : str
+        Name of a registered kernel.
+    xp : namespace
+        Array namespace of the inputs; kernels take numpy arrays only.
+    dtype : dtype
+        Dtype of the inputs; kernels take float32 and float64.
+    size : float
+        Number of multiplications the call is expected to cost.
+
+    Returns
+    -------
+    callable or None
+        None if the inputs are not numpy's, the problem is small, or numba is not installed.
+    """
+    module, minimum = _KERNELS[name]
+    if not _xp.is_numpy(xp) or dtype not in (xp.float32, xp.float64) or size < minimum:
+        return None
+    if importlib.util.find_spec("numba") is None:
+        return None
+    return getattr(importlib.import_module(module), name)
