@@ -1,0 +1,54 @@
+"""scikit-learn's common checks on every estimator, array-API checks included; none is expected to fail."""
+
+import importlib
+
+import pytest
+from sklearn.base import BaseEstimator
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from isogeom.decomposition import ICA, PCA, SemiNMF
+from isogeom.tangent import TangentProxy
+
+ESTIMATORS = [
+    PCA(),
+    PCA(n_components=2, whiten=True),
+    PCA(n_components=0.9),
+    ICA(),
+    ICA(n_components=1, fun="exp"),
+    ICA(n_components=2, fun="cube"),
+    SemiNMF(),
+    SemiNMF(n_components=2, alpha=0.05),
+    SemiNMF(n_components=2, init="svd"),
+    SemiNMF(n_components=3, init="random"),
+    TangentProxy(),
+    TangentProxy(ICA(n_components=2, random_state=0)),
+    TangentProxy(SemiNMF(n_components=2, random_state=0)),
+    TangentProxy(n_directions=0.5),
+]
+
+
+@parametrize_with_checks(ESTIMATORS)
+@pytest.mark.filterwarnings("ignore:.* did not converge:sklearn.exceptions.ConvergenceWarning")
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+def test_every_public_estimator_is_checked():
+    public = set()
+    for name in ("decomposition", "tangent", "isotropy"):
+        module = importlib.import_module(f"isogeom.{name}")
+        public |= {
+            item
+            for item in (getattr(module, attribute) for attribute in module.__all__)
+            if isinstance(item, type) and issubclass(item, BaseEstimator)
+        }
+    assert public == {type(estimator) for estimator in ESTIMATORS}
+
+
+def test_array_api_checks_really_run():
+    from sklearn.utils.estimator_checks import estimator_checks_generator
+
+    pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
+    names = [str(check) for _, check in estimator_checks_generator(PCA())]
+    strict = [name for name in names if "check_array_api" in name and "array_api_strict" in name]
+    assert len(strict) >= 3
