@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from oracles.isotropy import CLOUD, CLOUD_COVARIANCE, anisotropic, effective_rank_by_svd
 
 from isogeom.isotropy import effective_rank
-from tests.oracles.isotropy import CLOUD, CLOUD_COVARIANCE, anisotropic, effective_rank_by_svd
 
 
 @pytest.mark.parametrize("shape", [(60, 8), (8, 60), (9, 9)])

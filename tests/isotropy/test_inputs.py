@@ -4,16 +4,16 @@ import warnings
 import numpy as np
 import pytest
 import scipy.sparse as sp
-
-from isogeom import Moments
-from isogeom.isotropy import effective_rank, isoscore, isoscore_star, participation_ratio
-from tests.oracles.isotropy import (
+from oracles.isotropy import (
     CLOUD,
     CLOUD_COVARIANCE,
     anisotropic,
     isoscore_by_eigenvalues,
     isoscore_by_gram,
 )
+
+from isogeom import Moments
+from isogeom.isotropy import effective_rank, isoscore, isoscore_star, participation_ratio
 
 SCORES = [isoscore, isoscore_star, participation_ratio, effective_rank]
 COVARIANCE_SCORES = [isoscore, isoscore_star, participation_ratio]

@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from isogeom import Moments
-from isogeom.isotropy import effective_rank, isoscore, isoscore_star, participation_ratio
-from tests.oracles.isotropy import (
+from oracles.isotropy import (
     CLOUD,
     CLOUD_COVARIANCE,
     anisotropic,
@@ -15,6 +12,9 @@ from tests.oracles.isotropy import (
     isoscore_chain,
     isoscore_star_by_eigenvalues,
 )
+
+from isogeom import Moments
+from isogeom.isotropy import effective_rank, isoscore, isoscore_star, participation_ratio
 
 OCTAHEDRON = np.array([[2, 0, 0], [-2, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]])
 SCORES = [isoscore, isoscore_star, participation_ratio, effective_rank]
