@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 
 from isogeom import _xp
+from isogeom._products import ProductSum
 from isogeom._xp import Array
 
-# Mean square per entry below which float32 products lose digits to underflow.
-_SMALL_SQUARE = 1e-28
+# Blocks per pass of `update`: each leaves its mean behind until the pass ends.
+_BLOCKS_PER_PASS = 256
+# Size of a shifted block on numpy that stays in the cache of one core, and the fewest rows worth a product.
+_CACHE_BYTES = 1 << 20
+_FEW_ROWS = 128
+# Squared distance from a shift to the mean of a block, in variances, beyond which the block gets a shift of its own.
+_FAR = 0.25
 
 
 class Moments:
@@ -23,8 +29,8 @@ class Moments:
 
     Parameters
     ----------
-    count : int, default=0
-        Number of rows seen.
+    count : int or float, default=0
+        Number of rows seen; with weights their sum, a float if it is not whole.
     mean : array of shape (n_features,), default=None
         Mean of the rows, in the accumulator's dtype (float64 where the device has it).
     scatter : array of shape (n_features, n_features), default=None
@@ -32,13 +38,16 @@ class Moments:
 
     Notes
     -----
-    A block of rows is shifted by its own mean before the product :math:`Y^T Y`, which runs in the dtype of the rows
+    A block of rows is shifted to about zero mean before the product :math:`Y^T Y`, which runs in the dtype of the rows
     (float32 GEMMs stay fast); products are then added up in float64 and blocks are joined by the pairwise formula of
     Chan, Golub and LeVeque,
 
     .. math:: S = S_a + S_b + \frac{n_a n_b}{n_a + n_b} (m_b - m_a)(m_b - m_a)^T .
 
     Because of the shift, a feature with mean 1000 and standard deviation 1 costs no digits in float32.
+
+    Weights are frequencies: whole ones give what repeated rows give, and divisors such as ``count - 1`` follow. For
+    weights that only say how reliable a row is, scale them so that they add up to the number of rows.
 
     References
     ----------
@@ -59,7 +68,7 @@ class Moments:
 
     __slots__ = ("count", "mean", "scatter")
 
-    def __init__(self, count: int = 0, mean: Array | None = None, scatter: Array | None = None) -> None:
+    def __init__(self, count: float = 0, mean: Array | None = None, scatter: Array | None = None) -> None:
         self.count = count
         self.mean: Array = mean
         self.scatter: Array = scatter
@@ -79,11 +88,17 @@ class Moments:
         """Number of features, None before the first update."""
         return None if self.mean is None else int(self.mean.shape[0])
 
+    def __sklearn_array_api_convert__(self, converter: Any) -> Moments:
+        """Return these moments with every array passed through `converter`: how scikit-learn moves fitted state."""
+        if self.mean is None:
+            return self.copy()
+        return Moments(self.count, converter(self.mean), converter(self.scatter))
+
     def copy(self) -> Moments:
         """Return a copy that later updates of this object do not touch (arrays are never changed in place)."""
         return Moments(self.count, self.mean, self.scatter)
 
-    def update(self, X: Array, *, block_rows: int = _xp.BLOCK_ROWS) -> Moments:
+    def update(self, X: Array, sample_weight: Any = None, *, block_rows: int = _xp.BLOCK_ROWS) -> Moments:
         """Add the rows of `X` and return this object.
 
         Parameters
@@ -91,8 +106,11 @@ class Moments:
         X : array of shape (n_samples, n_features)
             Finite rows, numpy or any array-API library; the library and device of the first update are kept. Half
             precision is computed in float32, integers and booleans in float64.
+        sample_weight : array-like of shape (n_samples,), default=None
+            How often each row counts, at least 0: weight 2 equals the row given twice, weight 0 equals a row left out.
+            It need not be whole. None counts each row once.
         block_rows : int, default=2048
-            Rows per product; it changes the result by rounding only.
+            Most rows per product; it changes the result by rounding only.
 
         Returns
         -------
@@ -102,18 +120,25 @@ class Moments:
         Raises
         ------
         ValueError
-            If `X` is not two-dimensional, its number of features differs from what was seen before, or a value is NaN,
-            infinite or too large to be squared. This object is then unchanged.
+            If `X` is not two-dimensional, its number of features differs from what was seen before, a value is NaN,
+            infinite or too large to be squared, or a weight is negative or not finite. This object is then unchanged.
         """
         X = X if _xp.is_foreign(X) else np.asarray(X)
         if X.ndim != 2:
             raise ValueError(f"Moments.update needs rows of shape (n_samples, n_features), got shape {tuple(X.shape)}.")
         if block_rows < 1:
             raise ValueError(f"block_rows={block_rows!r} must be at least 1.")
-        part = Moments()
-        for block in _xp.row_blocks(X, block_rows):
-            part._absorb(_block_moments(_xp.as_real_floating(block, "X")))
-        self._absorb(part)
+        weights = None if sample_weight is None else check_weights(sample_weight, X)
+        part = self.copy()
+        if not _xp.is_foreign(X):
+            # The passes over a shifted block cost half where it stays in the cache.
+            block_rows = min(block_rows, max(_CACHE_BYTES // (max(X.itemsize, 4) * max(X.shape[1], 1)), _FEW_ROWS))
+        # Bounding the blocks per pass bounds the means that are kept until its end.
+        step = block_rows * _BLOCKS_PER_PASS
+        for begin in range(0, X.shape[0], step):
+            rows = slice(begin, min(begin + step, X.shape[0]))
+            part = _add_rows(part, X[rows, :], None if weights is None else weights[rows], block_rows)
+        self.count, self.mean, self.scatter = part.count, part.mean, part.scatter
         return self
 
     def merge(self, other: Moments) -> Moments:
@@ -134,6 +159,8 @@ class Moments:
         ValueError
             If the numbers of features differ.
         """
+        if not isinstance(other, Moments):
+            raise TypeError(f"other must be Moments, got {type(other).__name__}: add rows with update() instead.")
         merged = self.copy()
         merged._absorb(other)
         return merged
@@ -144,10 +171,7 @@ class Moments:
         if self.count == 0:
             self.count, self.mean, self.scatter = other.count, other.mean, other.scatter
             return
-        if self.n_features != other.n_features:
-            raise ValueError(
-                f"Cannot join moments of {self.n_features} features with rows of {other.n_features} features."
-            )
+        _same_features(self.n_features, other.n_features)
         xp = _xp.array_namespace(self.mean, other.mean)
         total = self.count + other.count
         delta = other.mean - self.mean
@@ -181,29 +205,165 @@ class Moments:
         return self.scatter + xp.expand_dims(self.mean, axis=1) * xp.expand_dims(self.mean, axis=0) * self.count
 
 
-def _block_moments(X: Array) -> Moments:
-    """Return the moments of one block: product in the dtype of the rows, sums in the accumulator's."""
+def _same_features(known: int | None, new: int | None) -> None:
+    if known != new:
+        raise ValueError(f"Cannot join moments of {known} features with rows of {new} features.")
+
+
+def check_weights(sample_weight: Any, X: Array) -> Array:
+    """Return the weights of the rows of `X` as an array beside it, in the accumulator's dtype.
+
+    Raises
+    ------
+    ValueError
+        If the shape is not (n_samples,), or a weight is negative or not finite.
+    """
     xp = _xp.array_namespace(X)
     acc = _xp.accumulator_dtype(xp, _xp.device(X))
-    n = X.shape[0]
+    if _xp.is_foreign(X):
+        # Lists and numpy arrays hold few numbers: they follow X, as y does.
+        weights = xp.asarray(sample_weight, dtype=acc, device=_xp.device(X))
+    else:
+        weights = np.asarray(sample_weight, dtype=acc)
+    if weights.ndim != 1 or weights.shape[0] != X.shape[0]:
+        raise ValueError(
+            f"sample_weight has shape {tuple(weights.shape)}, but X has {X.shape[0]} rows: pass one weight per row, "
+            f"shape ({X.shape[0]},)."
+        )
+    if not bool(xp.all(xp.isfinite(weights) & (weights >= 0))):
+        raise ValueError("sample_weight has a value that is negative, NaN or infinite: weights must be at least 0.")
+    return weights
+
+
+def _add_rows(start: Moments, X: Array, weights: Array | None, block_rows: int) -> Moments:
+    """Return the moments of what `start` saw and of the rows of `X`."""
+    if start.count:
+        _xp.array_namespace(start.mean, X)
+        _same_features(start.n_features, int(X.shape[1]))
+    total = _Pass(start, X, block_rows)
     # Overflow is repaired or reported below: numpy's warnings about it would only be a second, vaguer report.
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        shift = xp.astype(xp.sum(X, axis=0, dtype=acc) / n, X.dtype)
-        Y = X - shift
-        # `shift` is the mean rounded to the dtype of X: what is left of it goes through the exact correction below.
-        rest = xp.sum(Y, axis=0, dtype=acc) / n
-        product = xp.astype(xp.matmul(xp.matrix_transpose(Y), Y), acc)
-        scatter = product - n * xp.expand_dims(rest, axis=1) * xp.expand_dims(rest, axis=0)
-        trace = float(xp.linalg.trace(product))
-    if not _SMALL_SQUARE * n * X.shape[1] <= trace < float("inf"):
-        if X.dtype != acc:
-            # Squares of float32 leave its range beyond 1e19 and below 1e-19; those of its values in float64 do not.
-            return _block_moments(xp.astype(X, acc))
-        if not np.isfinite(trace):
+        for begin in range(0, X.shape[0], block_rows):
+            rows = slice(begin, min(begin + block_rows, X.shape[0]))
+            block = _xp.as_real_floating(X[rows, :], "X")
+            block_weights = None if weights is None else weights[rows]
+            if block_weights is not None:
+                block, block_weights = drop_unweighted(total.xp, block, block_weights)
+            if block.shape[0]:
+                total.add(block, block_weights)
+        return total.finish()
+
+
+def drop_unweighted(xp: Any, block: Array, weights: Array) -> tuple[Array, Array]:
+    """Leave out the rows of weight 0, so that nothing in them has a say, not even through the shift."""
+    kept = weights > 0
+    if bool(xp.all(kept)):
+        return block, weights
+    index = xp.nonzero(kept)[0]
+    return xp.take(block, index, axis=0), xp.take(weights, index)
+
+
+class _Pass:
+    """Sums over the blocks of one update: products of the shifted rows, and what corrects them for the shifts."""
+
+    def __init__(self, start: Moments, X: Array, block_rows: int) -> None:
+        self.xp = _xp.array_namespace(X)
+        self.acc = _xp.accumulator_dtype(self.xp, _xp.device(X))
+        self.products = ProductSum(start.scatter, X, self.acc)
+        self.counts: list[float] = [start.count] if start.count else []
+        self.means: list[Array] = [start.mean] if start.count else []
+        self.rests: list[Array] = []
+        self.rest_counts: list[float] = []
+        self.total: float = start.count
+        self.shift: Array | None = None
+        self.buffer: np.ndarray | None = None
+        self.shape = (min(block_rows, X.shape[0]), X.shape[1])
+
+    def add(self, block: Array, weights: Array | None) -> None:
+        """Add one block; in float64 if its squares leave the range of float32."""
+        xp = self.xp
+        count = block.shape[0] if weights is None else float(xp.sum(weights))
+        out = self._room(block)
+        scaled = None if weights is None else xp.astype(weights, block.dtype)
+        Y, shift, offset = self._centre(block, scaled, count, out)
+        rest = xp.astype(offset, self.acc)
+        if scaled is not None:
+            Y = _scale_rows(xp, Y, xp.sqrt(scaled), out)
+        if not self.products.add(Y):
+            self.add(xp.astype(block, self.acc), weights)
+            return
+        self.shift = shift + offset
+        self.total += count
+        self.counts.append(count)
+        self.means.append(xp.astype(xp.reshape(shift, (-1,)), self.acc) + rest)
+        self.rest_counts.append(count)
+        self.rests.append(rest)
+
+    def _centre(
+        self, block: Array, weights: Array | None, count: float, out: np.ndarray | None
+    ) -> tuple[Array, Array, Array]:
+        """Return the block less a shift near its mean, the shift, and the mean of what is left.
+
+        The mean of the block before is near enough, and saves a pass, unless the means drift: what is left is corrected
+        exactly, and costs digits only where it exceeds the spread of the feature.
+        """
+        xp = self.xp
+        if self.shift is not None and self.shift.dtype == block.dtype:
+            Y = _subtract(block, self.shift, out)
+            rest = _average(xp, Y, weights, count)
+            spread = self.products.squares() / self.total
+            if not bool(xp.any(xp.astype(rest, self.acc) ** 2 > _FAR * spread)):
+                return Y, self.shift, rest
+        # Sums of differences to one row keep constant columns exact.
+        first = block[:1, :]
+        shift = first + _average(xp, _subtract(block, first, out), weights, count)
+        Y = _subtract(block, shift, out)
+        return Y, shift, _average(xp, Y, weights, count)
+
+    def _room(self, block: Array) -> np.ndarray | None:
+        """Preallocated rows for the shifted block; None for libraries other than numpy."""
+        if not isinstance(block, np.ndarray):
+            return None
+        if self.buffer is None or self.buffer.dtype != block.dtype:
+            self.buffer = np.empty(self.shape, dtype=block.dtype)
+        return self.buffer[: block.shape[0]]
+
+    def finish(self) -> Moments:
+        """Join the blocks: pairwise formulas of Chan, Golub and LeVeque, all at once."""
+        xp = self.xp
+        if not self.counts:
+            return Moments()
+        means = xp.stack(self.means, axis=0)
+        column = self._column(self.counts, means)
+        total = sum(self.counts)
+        mean = means[0, :] + xp.sum(column * (means - means[:1, :]), axis=0) / total
+        self.products.add_exact(xp.sqrt(column) * (means - mean), 1)
+        if self.rests:
+            rests = xp.stack(self.rests, axis=0)
+            self.products.add_exact(xp.sqrt(self._column(self.rest_counts, rests)) * rests, -1)
+        scatter = self.products.total()
+        if not np.isfinite(float(xp.linalg.trace(scatter))):
             raise ValueError(
                 "X contains NaN, infinity or values whose squares overflow: drop those rows, or rescale X, first."
             )
-    return Moments(n, xp.astype(shift, acc) + rest, scatter)
+        return Moments(int(total) if float(total).is_integer() else total, mean, scatter)
+
+    def _column(self, counts: list[float], like: Array) -> Array:
+        return self.xp.asarray([[float(c)] for c in counts], dtype=self.acc, device=_xp.device(like))
+
+
+def _subtract(block: Array, shift: Array, out: np.ndarray | None) -> Array:
+    return block - shift if out is None else np.subtract(block, shift, out=out)
+
+
+def _scale_rows(xp: Any, Y: Array, factors: Array, out: np.ndarray | None) -> Array:
+    factors = xp.expand_dims(factors, axis=1)
+    return Y * factors if out is None else np.multiply(Y, factors, out=out)
+
+
+def _average(xp: Any, Y: Array, weights: Array | None, count: float) -> Array:
+    total = xp.sum(Y, axis=0) if weights is None else xp.matmul(weights, Y)
+    return total / count
 
 
 def merge_all(parts: Iterable[Moments]) -> Moments:

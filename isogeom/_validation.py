@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dataclasses
 import numbers
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_array, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from isogeom import _xp
 from isogeom._xp import Array
 
 __all__ = [
+    "IterativeMixin",
+    "Steps",
     "Transformer",
+    "check_beside",
     "check_choice",
     "check_integer",
     "check_real",
     "check_rows",
     "check_same_library",
     "check_sample_rows",
+    "host_copy",
 ]
 
 
@@ -29,7 +37,8 @@ class Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     # Makes scikit-learn's HTML representation show parameter descriptions and fitted attributes.
     _doc_link_module = "isogeom"
-    _doc_link_template = "https://github.com/isogeom/isogeom/blob/main/docs/api.md"
+    # The documentation is in the docstrings: there is no page to link to.
+    _doc_link_template = ""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -37,8 +46,13 @@ class Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
-    def _check_X(self, X: Any, *, reset: bool, min_samples: int = 1, min_features: int = 1) -> Array:
-        """Validate the rows passed to `fit` (reset=True) or to a method of the fitted estimator."""
+    def _check_X(
+        self, X: Any, *, reset: bool, min_samples: int = 1, min_features: int = 1, finite: bool = True
+    ) -> Array:
+        """Validate the rows passed to `fit` (reset=True) or to a method of the fitted estimator.
+
+        `finite` False spares numpy rows the pass that looks for NaN and infinity, for callers that meet them anyway.
+        """
         if not _xp.is_foreign(X):
             # ensure_min_features is reported after the count of features of `fit` is recorded, as scikit-learn does.
             return validate_data(
@@ -49,6 +63,7 @@ class Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                 order=None,
                 ensure_min_samples=min_samples,
                 ensure_min_features=min_features,
+                ensure_all_finite=finite,
             )
         X = check_rows(X, name="X", min_samples=min_samples, min_features=min_features, owner=type(self).__name__)
         return validate_data(self, X, reset=reset, skip_check_array=True)
@@ -56,6 +71,187 @@ class Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     def _check_fitted_library(self, X: Any, attribute: str, method: str) -> None:
         """Raise if `X` lives in another library or on another device than the fitted attribute."""
         check_same_library(X, getattr(self, attribute), owner=type(self).__name__, method=method)
+
+    def to_numpy(self) -> Any:
+        """Return a copy of this fitted estimator with every array on the host, as numpy.
+
+        The copy transforms numpy rows as this estimator transforms rows of its own library and device, and it can be
+        loaded on a machine without that library. Parameters that hold arrays or estimators are copied too.
+
+        Returns
+        -------
+        estimator
+            A new estimator; no array in it shares memory with this one.
+
+        Raises
+        ------
+        sklearn.exceptions.NotFittedError
+            If `fit` was not called before.
+        """
+        check_is_fitted(self)
+        return host_copy(self)
+
+
+class IterativeMixin:
+    """Callbacks (progress, early stop) for iterative estimators, where scikit-learn has them (1.9 and later).
+
+    Nothing of scikit-learn's callback package is loaded before an estimator is given a callback.
+    """
+
+    def set_callbacks(self, *callbacks: Any) -> Any:
+        """Set callbacks that `fit` reports to.
+
+        Parameters
+        ----------
+        *callbacks : callback instances
+            For example :class:`sklearn.callback.ProgressBar`. None of them removes those set before.
+
+        Returns
+        -------
+        estimator
+            This estimator.
+
+        Raises
+        ------
+        ImportError
+            If scikit-learn is older than 1.9.
+        """
+        return _callback_support().set_callbacks(self, *callbacks)
+
+    def _init_callback_context(self, *args: Any, **kwargs: Any) -> Any:
+        return _callback_support()._init_callback_context(self, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def _iterations(self, max_iter: int | None, X: Any = None, y: Any = None) -> Iterator[Steps]:
+        """Yield what an iteration loop calls at the end of every iteration; see :class:`Steps`.
+
+        Parameters
+        ----------
+        max_iter : int or None
+            Largest number of calls, None if it is not known.
+        X, y : array or None
+            What `fit` got, for the callbacks that ask for it.
+        """
+        if not hasattr(self, "_skl_callbacks") and not hasattr(self, "_parent_callback_ctx"):
+            yield Steps()
+            return
+        from sklearn.callback import with_callbacks
+
+        # A decorated function calls the teardown hooks when it returns: here that is all it does.
+        tear_down = with_callbacks(lambda _: None)
+        try:
+            context = self._init_callback_context(max_subtasks=max_iter)
+            context.call_on_fit_task_begin(estimator=self, X=X, y=y)
+            steps = Steps(self, context, max_iter, X, y)
+            yield steps
+            steps.close()
+            context.call_on_fit_task_end(estimator=self, X=X, y=y)
+        finally:
+            tear_down(self)
+
+
+class Steps:
+    """Reports the end of each iteration to the callbacks; without callbacks, calling it does nothing.
+
+    Attributes
+    ----------
+    stop_requested : bool
+        Whether a callback has asked to stop.
+    """
+
+    def __init__(
+        self, estimator: Any = None, context: Any = None, max_iter: int | None = None, X: Any = None, y: Any = None
+    ) -> None:
+        self.stop_requested = False
+        self._estimator, self._context, self._max_iter = estimator, context, max_iter
+        self._data = {"X": X, "y": y}
+        self._n_begun = 0
+        self._task: Any = None
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._context is None or self._n_begun == self._max_iter:
+            return
+        self._n_begun += 1
+        task = self._context.subcontext(task_name="iteration")
+        self._task = task.call_on_fit_task_begin(estimator=self._estimator, **self._data)
+
+    def __call__(
+        self, metadata: dict[str, Any] | None = None, attributes: Callable[[], dict[str, Any]] | None = None
+    ) -> bool:
+        """End an iteration.
+
+        Parameters
+        ----------
+        metadata : dict, default=None
+            Numbers of this iteration, such as ``{"objective": 0.3}``.
+        attributes : callable, default=None
+            Returns the fitted attributes with which the estimator could transform as of now. It is called only if a
+            callback wants a fitted estimator.
+
+        Returns
+        -------
+        bool
+            Whether a callback asks to stop: leave the loop, as if `max_iter` had been reached.
+        """
+        if self._task is None:
+            return self.stop_requested
+        task, self._task = self._task, None
+        self.stop_requested |= bool(
+            task.call_on_fit_task_end(
+                estimator=self._estimator, metadata=metadata, reconstruction_attributes=attributes, **self._data
+            )
+        )
+        if not self.stop_requested:
+            self._begin()
+        return self.stop_requested
+
+    def close(self) -> None:
+        """End an iteration that was begun but not reported."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            task.call_on_fit_task_end(estimator=self._estimator, **self._data)
+
+
+def _callback_support() -> Any:
+    try:
+        from sklearn.callback import CallbackSupportMixin
+    except ImportError as error:
+        raise ImportError("Callbacks need scikit-learn 1.9 or later: pip install -U scikit-learn.") from error
+    return CallbackSupportMixin
+
+
+def host_copy(value: Any) -> Any:
+    """Copy a fitted object to the host: arrays of any library become numpy arrays.
+
+    Estimators, moments, dataclasses, lists, tuples and dicts are entered; everything else is returned as it is.
+    """
+    if _xp.is_foreign(value) or isinstance(value, np.ndarray):
+        return np.array(_xp.to_numpy(value), copy=True)
+    if isinstance(value, type):
+        return value
+    if hasattr(value, "__sklearn_array_api_convert__"):
+        return value.__sklearn_array_api_convert__(host_copy)
+    if isinstance(value, BaseEstimator):
+        result = copy.copy(value)
+        vars(result).update({name: host_copy(item) for name, item in vars(value).items() if not _is_callback(name)})
+        return result
+    if dataclasses.is_dataclass(value):
+        result = copy.copy(value)
+        for field in dataclasses.fields(value):
+            # Results are frozen; this is the way dataclasses themselves set the fields of such objects.
+            object.__setattr__(result, field.name, host_copy(getattr(value, field.name)))
+        return result
+    if isinstance(value, dict):
+        return {key: host_copy(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(host_copy(item) for item in value)
+    return value
+
+
+def _is_callback(name: str) -> bool:
+    """Whether scikit-learn keeps callbacks in this attribute: they are shared, as `clone` shares them."""
+    return name == "_skl_callbacks"
 
 
 def _lift_half(X: Any) -> Any:
@@ -132,7 +328,7 @@ def check_rows(X: Any, *, name: str, min_samples: int = 1, min_features: int = 1
 def check_sample_rows(X: Any, *, name: str, owner: str, n_features: int, like: Array | None = None) -> Array:
     """Validate rows that must have `n_features` columns and, if `like` is given, live beside that array."""
     if like is not None:
-        check_same_library(X, like, owner=owner, method=name)
+        check_beside(X, like, name=name)
     X = check_rows(X, name=name, owner=owner)
     if X.shape[1] != n_features:
         raise ValueError(f"{name} has {X.shape[1]} features, but {owner} is expecting {n_features} features as input.")
@@ -141,18 +337,26 @@ def check_sample_rows(X: Any, *, name: str, owner: str, n_features: int, like: A
 
 def check_same_library(X: Any, attribute: Array, *, owner: str, method: str) -> None:
     """Raise ValueError unless `X` lives in the array library and on the device of `attribute`."""
-    x_foreign, a_foreign = _xp.is_foreign(X), _xp.is_foreign(attribute)
-    if not x_foreign and not a_foreign:
-        return
-    if x_foreign and a_foreign:
-        same = _xp.array_namespace(X) is _xp.array_namespace(attribute)
-        if same and _xp.device(X) == _xp.device(attribute):
-            return
-    raise ValueError(
-        f"Inputs passed to {owner}.{method}() must use the same namespace and the same device as those passed to "
-        f"fit(). "
-        f"Fitted on {_where(attribute)}, called with {_where(X)}: move the input there, or refit."
-    )
+    if not _share_library(X, attribute):
+        raise ValueError(
+            f"Inputs passed to {owner}.{method}() must use the same namespace and the same device as those passed to "
+            f"fit(). Fitted on {_where(attribute)}, called with {_where(X)}: move the input there, or refit."
+        )
+
+
+def check_beside(X: Any, other: Array, *, name: str, other_name: str = "the fitted proxy") -> None:
+    """Raise ValueError unless the parameter `name` lives in the array library and on the device of `other`."""
+    if not _share_library(X, other):
+        raise ValueError(
+            f"{name} must use the same namespace and the same device as {other_name}: {name} is on {_where(X)}, "
+            f"{other_name} on {_where(other)}. Move one of them."
+        )
+
+
+def _share_library(X: Any, other: Any) -> bool:
+    if not _xp.is_foreign(X) or not _xp.is_foreign(other):
+        return _xp.is_foreign(X) == _xp.is_foreign(other)
+    return _xp.array_namespace(X) is _xp.array_namespace(other) and bool(_xp.device(X) == _xp.device(other))
 
 
 def _where(x: Any) -> str:

@@ -15,6 +15,7 @@ LAYERS = {
     "_results": 0,
     "_linalg": 1,
     "_moments": 1,
+    "_products": 1,
     "_kernels": 1,
     "_validation": 2,
     "_neighbors": 2,

@@ -25,6 +25,36 @@ def test_eigh_descending(as_array):
     np.testing.assert_allclose(values, np.sort(np.linalg.eigvals(C).real)[::-1], rtol=1e-12)
 
 
+@pytest.mark.parametrize(("d", "k"), [(6, 2), (6, 6), (600, 1), (600, 75), (600, 76)])
+def test_eigh_top(as_array, d, k):
+    C = symmetric(d)
+    values, rows = map(_xp.to_numpy, _linalg.eigh_top(as_array(C), k))
+    expected, vectors = map(_xp.to_numpy, _linalg.eigh_descending(as_array(C)))
+    np.testing.assert_allclose(values, expected, atol=1e-13 * expected[0])
+    assert rows.shape == (k, d)
+    np.testing.assert_allclose(rows @ rows.T, np.eye(k), atol=1e-11)
+    np.testing.assert_allclose(rows @ C, values[:k, None] * rows, atol=1e-12 * values[0])
+    np.testing.assert_allclose(rows, vectors[:k], atol=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-290, 1.0, 1e290])
+def test_eigh_top_of_matrices_without_gaps(scale):
+    d, k = 600, 20
+    half = np.diag(np.repeat([2.0, 1.0], d // 2))
+    for C, expected in ((np.eye(d), 1.0), (half, 2.0), (np.zeros((d, d)), 0.0), (np.full((d, d), 1 / d), None)):
+        values, rows = _linalg.eigh_top(C * scale, k)
+        np.testing.assert_allclose(rows @ rows.T, np.eye(k), atol=1e-12)
+        np.testing.assert_allclose(values[0], (expected if expected is not None else 1.0) * scale, rtol=1e-12)
+        np.testing.assert_allclose(rows @ C, (values[:k, None] / scale) * rows, atol=1e-12)
+
+
+def test_eigh_top_falls_back_where_a_step_fails(monkeypatch):
+    C = symmetric(600)
+    monkeypatch.setattr(_linalg, "_tridiagonal_top", lambda symmetric, k: None)
+    values, rows = _linalg.eigh_top(C, 3)
+    np.testing.assert_allclose(rows @ C, values[:3, None] * rows, atol=1e-10 * values[0])
+
+
 def test_fix_signs(as_array):
     rows = np.array([[1.0, -2, 0.5], [-1, 0, 1], [0, 0, 0], [3, 1, -3]])
     got = _xp.to_numpy(_linalg.fix_signs(as_array(rows)))

@@ -87,6 +87,19 @@ class TestSplits:
         X = np.random.default_rng(0).standard_normal((2 * _xp.BLOCK_ROWS + 1, 3)) + 3
         assert_equals_reference(Moments().update(X), X, rel=1e-12)
 
+    def test_passes_are_joined(self):
+        X = np.random.default_rng(0).standard_normal((3 * _moments._BLOCKS_PER_PASS + 5, 3)) + np.arange(3) * 100
+        assert_equals_reference(Moments().update(X, block_rows=1), X, rel=1e-11)
+
+    def test_a_result_is_not_changed_by_later_updates(self, as_array):
+        X = np.random.default_rng(0).standard_normal((20, 4))
+        moments = Moments().update(as_array(X[:10, :]))
+        scatter, mean = moments.scatter, moments.mean
+        before = np.array(_xp.to_numpy(scatter)), np.array(_xp.to_numpy(mean))
+        moments.update(as_array(X[10:, :]))
+        np.testing.assert_array_equal(_xp.to_numpy(scatter), before[0])
+        np.testing.assert_array_equal(_xp.to_numpy(mean), before[1])
+
     def test_drifting_blocks(self):
         rng = np.random.default_rng(0)
         parts = [rng.standard_normal((200, 5)) + 10.0**k * rng.standard_normal(5) for k in range(7)]
@@ -175,6 +188,69 @@ class TestPrecision:
         scatter = Moments().update(X).scatter
         np.testing.assert_allclose(scatter, scatter.T, rtol=1e-12)
         assert np.linalg.eigvalsh(scatter)[0] > 0
+
+
+class TestWeights:
+    @settings(max_examples=40, deadline=None)
+    @given(split_rows(), st.integers(1, 9), st.integers(0, 2**31))
+    def test_whole_weights_equal_repeated_rows(self, rows, block_rows, seed):
+        X, _ = rows
+        weights = np.random.default_rng(seed).integers(0, 4, len(X))
+        weighted = Moments().update(X, weights, block_rows=block_rows)
+        if not weights.any():
+            assert weighted.count == 0
+            return
+        assert isinstance(weighted.count, int)
+        assert_equals_reference(weighted, np.repeat(X, weights, axis=0), rel=1e-10)
+
+    def test_any_weights_agree_with_numpy(self, as_array):
+        rng = np.random.default_rng(0)
+        X, weights = rng.standard_normal((500, 4)) + 5, rng.random(500)
+        given_as = (weights, as_array(weights), list(weights))
+        for w in given_as:
+            moments = Moments().update(as_array(X[:200, :]), w[:200]).update(as_array(X[200:, :]), w[200:])
+            assert moments.count == pytest.approx(weights.sum(), rel=1e-13)
+            expected = np.cov(X.T, aweights=weights, ddof=0)
+            np.testing.assert_allclose(_xp.to_numpy(moments.covariance(ddof=0)), expected, rtol=1e-11, atol=1e-13)
+            np.testing.assert_allclose(_xp.to_numpy(moments.mean), np.average(X, axis=0, weights=weights), rtol=1e-13)
+
+    @pytest.mark.parametrize("m", [0, 1000])
+    def test_offset_features_in_float32(self, m):
+        X = two_offset_features(m)
+        weights = np.random.default_rng(1).integers(0, 3, len(X))
+        expected = top_eigenvalues(np.cov(X.astype(np.float64).T, fweights=weights))
+        assert largest_error(top_eigenvalues(Moments().update(X, weights).covariance()), expected) <= 1e-5
+
+    def test_rows_of_weight_zero_have_no_say(self, as_array):
+        X = np.random.default_rng(0).standard_normal((6, 2))
+        spoilt = np.vstack([[np.nan, np.inf], X, [np.inf, 1e200]])
+        weighted = Moments().update(as_array(spoilt), [0, 1, 1, 1, 1, 1, 1, 0])
+        assert_equals_reference(weighted, X, rel=1e-12)
+        assert Moments().update(as_array(X), np.zeros(6)).count == 0
+
+    def test_constant_columns(self):
+        X = np.full((50, 2), 0.1, dtype=np.float32)
+        weights = np.random.default_rng(0).random(50)
+        moments = Moments().update(X, weights, block_rows=7)
+        assert not moments.scatter.any()
+        assert np.all(moments.mean == X[0, 0])
+
+    @pytest.mark.parametrize(
+        ("weights", "match"),
+        [
+            ([1, 1, -1], "negative, NaN or infinite"),
+            ([1, 1, np.nan], "negative, NaN or infinite"),
+            ([1, 1, np.inf], "negative, NaN or infinite"),
+            ([1, 1], r"sample_weight has shape \(2,\), but X has 3 rows"),
+            ([[1], [1], [1]], r"sample_weight has shape \(3, 1\)"),
+            (1.0, r"sample_weight has shape \(\)"),
+        ],
+    )
+    def test_errors_leave_the_object_unchanged(self, as_array, weights, match):
+        moments = Moments().update(as_array(np.ones((3, 2))))
+        with pytest.raises(ValueError, match=match):
+            moments.update(as_array(np.ones((3, 2))), weights)
+        assert moments.count == 3
 
 
 class TestInputs:
@@ -314,3 +390,8 @@ def test_public_name_is_lazy():
     import isogeom
 
     assert isogeom.Moments is _moments.Moments
+
+
+def test_only_moments_can_be_merged():
+    with pytest.raises(TypeError, match="other must be Moments, got ndarray"):
+        Moments().merge(np.eye(3))
