@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
-import numbers
+import warnings
 from typing import Any
 
 import numpy as np
+from sklearn.base import clone
+from sklearn.utils import assert_all_finite
 from sklearn.utils.validation import check_is_fitted
 
 from isogeom import _xp
-from isogeom._linalg import eigh_descending
-from isogeom._moments import Moments
-from isogeom._validation import check_integer
+from isogeom._moments import Moments, check_weights, drop_unweighted
+from isogeom._random import check_rng
+from isogeom._validation import check_choice, check_integer, check_same_library
 from isogeom._xp import Array
 from isogeom.decomposition._base import Decomposition, expand, project
+from isogeom.decomposition._pca_solvers import (
+    SOLVERS,
+    Spectrum,
+    check_count,
+    check_n_components,
+    choose_solver,
+    covariance_spectrum,
+    full_spectrum,
+    power_iterations,
+    randomized_spectrum,
+    resolve_n_components,
+)
+
+# What a decomposition of the moments gives: left out of a stream until it is asked for.
+_RESULTS = (
+    "components_",
+    "explained_variance_",
+    "explained_variance_ratio_",
+    "singular_values_",
+    "noise_variance_",
+    "tail_energies_",
+    "n_components_",
+)
 
 
 class PCA(Decomposition):
@@ -28,9 +53,23 @@ class PCA(Decomposition):
     ----------
     n_components : int, float or None, default=None
         Number of components: an int in [1, min(n_samples, n_features)]; a float in (0, 1) for the smallest number whose
-        variance reaches that share; None for min(n_samples, n_features).
+        variance reaches that share; None for every direction that has variance beyond rounding (at least one).
     whiten : bool, default=False
         Divide the codes by their standard deviation, so that they have unit variance.
+    svd_solver : {"auto", "covariance", "full", "randomized"}, default="auto"
+        "covariance": exact, one pass; the only one that is streamed and merged. "full": exact, thin SVD of the
+        centred rows in float64, for few rows of many features. "randomized": subspace iteration (Halko et al.) over
+        row blocks, for rows too wide for a covariance matrix; `n_components` must be an int. "auto": "full" if there
+        are at least 1024 features and at most a quarter as many rows (and at most 4096), else "covariance" up to 4096
+        features, beyond that "randomized" where `n_components` is an int of at most a quarter of min(n_samples,
+        n_features), else "covariance".
+    n_oversamples : int, default=10
+        Directions that "randomized" follows beyond `n_components`.
+    iterated_power : int or "auto", default="auto"
+        Power iterations of "randomized", each one pass over the rows: 7 for fewer components than a tenth of
+        min(n_samples, n_features), else 4.
+    random_state : int, Generator, RandomState or None, default=None
+        Start of "randomized"; the same on every library and device.
 
     Attributes
     ----------
@@ -49,13 +88,18 @@ class PCA(Decomposition):
     singular_values_ : array of shape (n_components,)
         Singular values of the centred data.
     noise_variance_ : float
-        Mean variance of the directions left out, 0 if none are.
+        Mean variance of the ``n_features - n_components_`` directions left out, 0 if none are.
+    tail_energies_ : array of shape (n_features + 1,)
+        Frobenius error of the best rank-k approximation of the centred rows, for k = 0, ..., n_features, in float64:
+        the square root of the sum of the squared singular values after the k-th. No factorisation with k components of
+        the centred rows does better. With "randomized", of shape (n_components + 1,): the errors of the approximations
+        it found, a little above the best.
     moments_ : Moments
-        Count, mean and scatter of everything seen, in float64.
+        Count, mean and scatter of everything seen, in float64. Absent after a fit with "full" or "randomized".
     n_components_ : int
         Number of components kept.
-    n_samples_ : int
-        Number of rows seen.
+    n_samples_ : int or float
+        Number of rows seen; with weights their sum, a float if it is not whole.
     n_features_in_ : int
         Number of features seen during fit.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -67,8 +111,17 @@ class PCA(Decomposition):
 
     Notes
     -----
-    Memory is one (n_features, n_features) float64 matrix, whatever the number of rows. Eigenvalues below about 1e-16
-    times the largest are rounding.
+    Memory is one (n_features, n_features) float64 matrix, whatever the number of rows; "full" takes a float64 copy of
+    the rows instead, and "randomized" a few (n_features, n_components) matrices. Eigenvalues below about 1e-16 times
+    the largest are rounding.
+
+    Weights are frequencies: whole ones give what repeated rows give, and variances are divided by their sum minus one.
+    For weights that only say how reliable a row is, scale them so that they add up to the number of rows.
+
+    References
+    ----------
+    Halko, Martinsson, Tropp, "Finding structure with randomness", SIAM Review 53(2), 2011.
+    https://doi.org/10.1137/090771806
 
     Examples
     --------
@@ -85,9 +138,22 @@ class PCA(Decomposition):
     True
     """
 
-    def __init__(self, n_components: int | float | None = None, *, whiten: bool = False) -> None:
+    def __init__(
+        self,
+        n_components: int | float | None = None,
+        *,
+        whiten: bool = False,
+        svd_solver: str = "auto",
+        n_oversamples: int = 10,
+        iterated_power: int | str = "auto",
+        random_state: Any = None,
+    ) -> None:
         self.n_components = n_components
         self.whiten = whiten
+        self.svd_solver = svd_solver
+        self.n_oversamples = n_oversamples
+        self.iterated_power = iterated_power
+        self.random_state = random_state
 
     @property
     def dictionary_(self) -> Array:
@@ -97,15 +163,18 @@ class PCA(Decomposition):
         xp = _xp.array_namespace(self.components_)
         return self.components_ * xp.expand_dims(self._code_scale(self.components_), axis=1)
 
-    def fit(self, X: Any, y: Any = None) -> PCA:  # noqa: ARG002
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> PCA:  # noqa: ARG002
         """Fit the model.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features), or Moments
-            At least 2 rows; or moments accumulated elsewhere, from which the fit is the same.
+            At least 2 rows; or moments accumulated elsewhere, from which the fit is the same. Moments are always solved
+            through their covariance.
         y : None
             Ignored.
+        sample_weight : array-like of shape (n_samples,), default=None
+            How often each row counts, at least 0; see Notes.
 
         Returns
         -------
@@ -115,25 +184,73 @@ class PCA(Decomposition):
         Raises
         ------
         ValueError
-            If there are fewer than 2 rows, a value is not finite, or `n_components` is out of range.
+            If there are fewer than 2 rows, a value is not finite, a weight is negative, or a parameter is out of range.
         """
+        solver = check_choice(self.svd_solver, "svd_solver", SOLVERS)
+        self._forget()
         if isinstance(X, Moments):
-            return self._fit_moments(X)
-        X = self._check_X(X, reset=True, min_samples=2)
-        self.moments_ = Moments().update(X)
-        return self._decompose(X.dtype, strict=True)
+            return self._fit_moments(X, sample_weight)
+        if hasattr(X, "shape") and len(X.shape) == 2:
+            solver = choose_solver(solver, self.n_components, *X.shape)
+        # The moments find values that are not finite on their way.
+        X = self._check_X(X, reset=True, min_samples=2, finite=solver not in ("auto", "covariance"))
+        solver = choose_solver(solver, self.n_components, *X.shape)
+        if solver == "covariance":
+            moments = self._add_rows(Moments(), X, sample_weight)
+            check_count(moments.count)
+            return self._keep_moments(moments, X.dtype)
+        weights = None if sample_weight is None else check_weights(sample_weight, X)
+        if weights is not None:
+            X, weights = drop_unweighted(_xp.array_namespace(X), X, weights)
+            check_count(float(_xp.array_namespace(X).sum(weights)))
+        if solver == "full":
+            check_n_components(self.n_components, *X.shape, strict=True)
+            return self._keep(full_spectrum(X, weights), X.dtype)
+        return self._fit_randomized(X, weights)
 
-    def _fit_moments(self, moments: Moments) -> PCA:
+    def _add_rows(self, moments: Moments, X: Array, sample_weight: Any) -> Moments:
+        """Update a copy of `moments`; values that are not finite are reported as scikit-learn does."""
+        try:
+            return moments.copy().update(X, sample_weight)
+        except ValueError:
+            if not _xp.is_foreign(X):
+                assert_all_finite(X, input_name="X", estimator_name=type(self).__name__)
+            raise
+
+    def _fit_moments(self, moments: Moments, sample_weight: Any) -> PCA:
+        if sample_weight is not None:
+            raise ValueError("sample_weight cannot be combined with Moments: pass it to Moments.update instead.")
         if moments.count < 2:
             raise ValueError(
                 f"PCA needs moments of at least 2 rows, got count={moments.count}: add rows with update()."
             )
-        self.moments_ = moments.copy()
         self.n_features_in_ = int(moments.n_features or 0)
-        return self._decompose(moments.scatter.dtype, strict=True)
+        return self._keep_moments(moments.copy(), moments.scatter.dtype)
 
-    def partial_fit(self, X: Any, y: Any = None) -> PCA:  # noqa: ARG002
+    def _keep_moments(self, moments: Moments, dtype: Any) -> PCA:
+        check_n_components(self.n_components, int(moments.count), int(moments.n_features or 0), strict=True)
+        self.moments_ = moments
+        return self._keep(covariance_spectrum(moments, self.n_components), dtype)
+
+    def _fit_randomized(self, X: Array, weights: Array | None) -> PCA:
+        k = check_integer(
+            self.n_components,
+            "n_components",
+            low=1,
+            hint='svd_solver="randomized" needs a number; svd_solver="covariance" takes a share or None.',
+        )
+        check_n_components(k, *X.shape, strict=True)
+        n_oversamples = check_integer(self.n_oversamples, "n_oversamples", low=0)
+        n_iter = power_iterations(self.iterated_power, k, X.shape)
+        rng = check_rng(self.random_state, "random_state")
+        spectrum = randomized_spectrum(X, weights, k, n_oversamples=n_oversamples, n_iter=n_iter, rng=rng)
+        return self._keep(spectrum, X.dtype)
+
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> PCA:  # noqa: ARG002
         """Add rows to what was seen; the result equals one `fit` on all of them.
+
+        Whatever `svd_solver`, a stream accumulates the covariance. It is diagonalised when a fitted attribute is first
+        asked for, not after every batch.
 
         Parameters
         ----------
@@ -142,75 +259,117 @@ class PCA(Decomposition):
             after a single row nothing is decomposed yet.
         y : None
             Ignored.
+        sample_weight : array-like of shape (n_samples,), default=None
+            How often each row counts, at least 0.
 
         Returns
         -------
         PCA
             This estimator.
+
+        Raises
+        ------
+        ValueError
+            If the parameters or the rows are not valid.
+
+        Warns
+        -----
+        RuntimeWarning
+            If an earlier `fit` kept no moments: its rows are then forgotten.
         """
-        first = not hasattr(self, "moments_")
+        check_choice(self.svd_solver, "svd_solver", SOLVERS)
+        first = "moments_" not in vars(self)
         if not first:
-            self._check_stream(X)
-        X = self._check_X(X, reset=first)
-        self.moments_ = (Moments() if first else self.moments_.copy()).update(X)
-        if self.moments_.count < 2:
-            return self
-        return self._decompose(X.dtype, strict=False)
-
-    def _check_stream(self, X: Any) -> None:
-        """A stream stays in one library and on one device."""
-        self.mean_ = self.moments_.mean
-        self._check_fitted_library(X, "mean_", "partial_fit")
-
-    def _decompose(self, dtype: Any, *, strict: bool) -> PCA:
-        moments = self.moments_
-        covariance = moments.covariance()
-        xp = _xp.array_namespace(covariance)
-        variances, rows = eigh_descending(covariance)
-        # A covariance has no negative eigenvalue: what is below zero is rounding.
-        variances = xp.clip(variances, 0, None)
-        total = float(xp.sum(variances))
-        k = self._resolve_n_components(variances, total, strict=strict)
-
-        self.n_samples_ = moments.count
-        self.n_components_ = k
-        self.mean_ = xp.astype(moments.mean, dtype)
-        self.components_ = xp.astype(rows[:k, :], dtype)
-        self.explained_variance_ = xp.astype(variances[:k], dtype)
-        ratios = variances[:k] / total if total > 0 else xp.zeros_like(variances[:k])
-        self.explained_variance_ratio_ = xp.astype(ratios, dtype)
-        self.singular_values_ = xp.astype(xp.sqrt(variances[:k] * (moments.count - 1)), dtype)
-        rest = variances[k:]
-        self.noise_variance_ = float(xp.mean(rest)) if rest.shape[0] else 0.0
+            self._check_fitted_library(X, "mean_", "partial_fit")
+        elif "components_" in vars(self):
+            warnings.warn(f"{self._no_moments('partial_fit')} This stream starts anew.", RuntimeWarning, stacklevel=2)
+        X = self._check_X(X, reset=first, finite=False)
+        moments = self._add_rows(Moments() if first else self.moments_, X, sample_weight)
+        check_n_components(self.n_components, int(moments.count), X.shape[1], strict=False)
+        if moments.count > 0:
+            self._set_stream(moments, X.dtype)
         return self
 
-    def _resolve_n_components(self, variances: Array, total: float, *, strict: bool) -> int:
-        """Turn the parameter into a number of components."""
-        d = int(variances.shape[0])
-        largest = min(self.moments_.count, d)
-        k = self.n_components
-        if k is None:
-            return largest
-        if isinstance(k, (float, np.floating)) and not isinstance(k, numbers.Integral):
-            if not 0 < k < 1:
-                raise ValueError(
-                    f"n_components={k!r} must lie strictly between 0 and 1 when it is a float (share of variance to "
-                    "reach); pass an int for a number of components."
-                )
-            if total == 0:
-                return 1
-            shares = np.cumsum(_xp.to_numpy(variances[:largest])) / total
-            # The last share may miss 1 by rounding: then every component is needed.
-            return min(int(np.searchsorted(shares, k, side="left")) + 1, largest)
-        k = check_integer(k, "n_components", low=1)
-        if not strict:
-            return min(k, largest)
-        if k > largest:
-            raise ValueError(
-                f"n_components={k} must be at most min(n_samples, n_features)={largest} "
-                f"(n_samples={self.moments_.count}, n_features={d})."
-            )
-        return k
+    def _set_stream(self, moments: Moments, dtype: Any) -> None:
+        """Keep moments; what follows from them is left to `__getattr__`."""
+        self._forget()
+        xp = _xp.array_namespace(moments.mean)
+        self.moments_ = moments
+        self.n_samples_ = moments.count
+        self.mean_ = xp.astype(moments.mean, dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for what is not stored: results of a stream that nobody has asked for yet.
+        moments = self.__dict__.get("moments_")
+        if name in _RESULTS and moments is not None and moments.count >= 2:
+            self._keep(covariance_spectrum(moments, self.n_components), self.mean_.dtype)
+            return self.__dict__[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _no_moments(self, method: str) -> str:
+        return (
+            f"{method} needs the moments of the rows, which svd_solver={self.svd_solver!r} did not keep for rows of "
+            f'{self.n_features_in_} features: refit with svd_solver="covariance".'
+        )
+
+    def merge(self, other: PCA) -> PCA:
+        """Return the PCA of the rows of both; neither estimator is changed.
+
+        Parameters
+        ----------
+        other : PCA
+            Fitted on other rows with the same features, in the same library and on the same device.
+
+        Returns
+        -------
+        PCA
+            A new estimator with the parameters of this one, equal to one `fit` on all rows.
+
+        Raises
+        ------
+        TypeError
+            If `other` is not a PCA.
+        ValueError
+            If the features differ, or a fit kept no moments (`svd_solver` "full" or "randomized").
+        """
+        if not isinstance(other, PCA):
+            raise TypeError(f"other must be a fitted PCA, got {type(other).__name__}.")
+        for pca in (self, other):
+            check_is_fitted(pca, "mean_")
+            if "moments_" not in vars(pca):
+                raise ValueError(pca._no_moments("merge"))
+        check_same_library(other.mean_, self.mean_, owner="PCA", method="merge")
+        if not np.array_equal(getattr(self, "feature_names_in_", ()), getattr(other, "feature_names_in_", ())):
+            raise ValueError("The estimators were fitted on different feature_names_in_: merge fits of equal columns.")
+        xp = _xp.array_namespace(self.mean_)
+        merged = clone(self)
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self, name):
+                setattr(merged, name, getattr(self, name))
+        merged._set_stream(self.moments_.merge(other.moments_), xp.result_type(self.mean_, other.mean_))
+        return merged
+
+    def _forget(self) -> None:
+        """Drop the results of an earlier fit."""
+        for name in (*_RESULTS, "moments_", "mean_", "n_samples_"):
+            self.__dict__.pop(name, None)
+
+    def _keep(self, spectrum: Spectrum, dtype: Any) -> PCA:
+        """Store what a solver found."""
+        xp = _xp.array_namespace(spectrum.mean)
+        k = resolve_n_components(self.n_components, spectrum, dtype)
+        variances = spectrum.variances[:k]
+        self.n_samples_ = spectrum.count
+        self.n_components_ = k
+        self.mean_ = xp.astype(spectrum.mean, dtype)
+        self.components_ = xp.astype(spectrum.rows[:k, :], dtype)
+        self.explained_variance_ = xp.astype(variances, dtype)
+        ratios = variances / spectrum.total if spectrum.total > 0 else xp.zeros_like(variances)
+        self.explained_variance_ratio_ = xp.astype(ratios, dtype)
+        self.singular_values_ = xp.astype(xp.sqrt(variances * (spectrum.count - 1)), dtype)
+        self.noise_variance_ = spectrum.rest(k)
+        self.tail_energies_ = spectrum.tail_energies()
+        return self
 
     def transform(self, X: Any) -> Array:
         """Return the codes of the rows.

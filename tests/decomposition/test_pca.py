@@ -99,10 +99,12 @@ def test_share_of_variance_picks_the_smallest_number(X, share):
 
 def test_fewer_rows_than_features():
     X = np.random.default_rng(0).standard_normal((40, 120))
+    # 40 centred rows have rank 39: a direction without variance is kept only where it is asked for.
     pca = PCA().fit(X)
-    assert pca.components_.shape == (40, 120)
-    # 40 centred rows have rank 39: the last variance is rounding, never negative.
-    assert 0 <= pca.explained_variance_[-1] < 1e-12
+    assert pca.components_.shape == (39, 120)
+    asked = PCA(40).fit(X)
+    assert asked.components_.shape == (40, 120)
+    assert 0 <= asked.explained_variance_[-1] < 1e-12
     np.testing.assert_allclose(pca.inverse_transform(pca.transform(X)), X, atol=1e-9)
 
 
