@@ -2,11 +2,17 @@
 
 import numpy as np
 
-CONTRASTS = {
-    "logcosh": (lambda u: np.tanh(u), lambda u: 1 / np.cosh(u) ** 2),
-    "exp": (lambda u: u * np.exp(-(u**2) / 2), lambda u: (1 - u**2) * np.exp(-(u**2) / 2)),
-    "cube": (lambda u: u**3, lambda u: 3 * u**2),
+# G, g and g' of each contrast.
+FUNCTIONS = {
+    "logcosh": (lambda u: np.log(np.cosh(u)), lambda u: np.tanh(u), lambda u: 1 / np.cosh(u) ** 2),
+    "exp": (
+        lambda u: -np.exp(-(u**2) / 2),
+        lambda u: u * np.exp(-(u**2) / 2),
+        lambda u: (1 - u**2) * np.exp(-(u**2) / 2),
+    ),
+    "cube": (lambda u: u**4 / 4, lambda u: u**3, lambda u: 3 * u**2),
 }
+CONTRASTS = {name: functions[1:] for name, functions in FUNCTIONS.items()}
 
 
 def laplace_mixture(n, d, k, seed, noise=0.0):
@@ -14,6 +20,13 @@ def laplace_mixture(n, d, k, seed, noise=0.0):
     rng = np.random.default_rng([77, seed])
     atoms = rng.standard_normal((k, d))
     return rng.laplace(scale=0.5**0.5, size=(n, k)) @ atoms + noise * rng.standard_normal((n, d)), atoms
+
+
+def elliptical_mixture(n, d, k, seed):
+    """Half Laplace sources, half an elliptical subspace: any rotation within the latter is as good in the limit."""
+    rng = np.random.default_rng([78, seed])
+    elliptical = rng.standard_normal((n, k // 2)) * np.abs(rng.standard_normal((n, 1)))
+    return np.hstack([elliptical, rng.laplace(size=(n, k - k // 2))]) @ rng.standard_normal((k, d))
 
 
 def amari_distance(unmixing, mixing):
@@ -25,11 +38,23 @@ def amari_distance(unmixing, mixing):
     return (rows + columns) / (2 * k * (k - 1))
 
 
-def stationarity(S, fun):
-    """Signed skew part of E[g(s_i) s_j], pair by pair, from the sources alone."""
+def whiten(X, k):
+    """Return centred rows of unit covariance, from a singular value decomposition of the rows."""
+    U, _, _ = np.linalg.svd(X - X.mean(axis=0), full_matrices=False)
+    return U[:, :k] * np.sqrt(len(X))
+
+
+def signs(S, fun):
+    """1 for sources whose mean contrast has a minimum at independence, -1 for the others."""
     g, slope = CONTRASTS[fun]
+    return np.array([np.sign(np.mean(slope(s)) - np.mean(s * g(s))) for s in S.T])
+
+
+def stationarity(S, fun, sign=None):
+    """Signed skew part of E[g(s_i) s_j], pair by pair, from the sources alone."""
+    g = CONTRASTS[fun][0]
     k = S.shape[1]
-    sign = [np.sign(np.mean(slope(S[:, i])) - np.mean(S[:, i] * g(S[:, i]))) for i in range(k)]
+    sign = signs(S, fun) if sign is None else sign
     worst = 0.0
     for i in range(k):
         for j in range(i):
@@ -37,3 +62,8 @@ def stationarity(S, fun):
             other = sign[j] * np.mean(g(S[:, j]) * S[:, i])
             worst = max(worst, abs(one - other) / 2)
     return worst
+
+
+def objective(S, fun, sign):
+    """Signed sum of the mean contrasts."""
+    return sum(s * np.mean(FUNCTIONS[fun][0](column)) for s, column in zip(sign, S.T, strict=True))
