@@ -15,9 +15,10 @@ from isogeom import _xp
 
 # Kernel name -> (module, smallest problem for which loading it pays). The size is the number of multiplications, as
 # each caller counts it: below about 1e8 (0.1 s) the array code is done before a cached kernel is loaded from disk.
-# Plain sweeps of coordinate descent have no kernel: over all rows at once, the array code is as fast.
 _KERNELS: dict[str, tuple[str, float]] = {
+    "nnls_pivots": ("isogeom._kernels._nnls_pivots", 1e8),
     "nnls_solve": ("isogeom._kernels._nnls", 1e8),
+    "nnls_sweep": ("isogeom._kernels._nnls", 1e8),
 }
 
 

@@ -13,6 +13,9 @@ from typing import Any
 import numba
 import numpy as np
 
+# Systems from this size on go to LAPACK.
+LAPACK_SIDE = 24
+
 
 def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile without the GIL. Only fused multiply-add is allowed beyond IEEE: NaN tests keep their meaning."""
@@ -31,6 +34,7 @@ def _descend(G, z, g, sweeps):
     """Cyclic coordinate descent on one row; `g`, the gradient, is kept up to date."""
     k = z.shape[0]
     for _ in range(sweeps):
+        moved = False
         for j in range(k):
             curvature = G[j, j]
             if curvature <= 0.0:
@@ -40,9 +44,12 @@ def _descend(G, z, g, sweeps):
                 new = 0.0
             delta = new - z[j]
             if delta != 0.0:
+                moved = True
                 z[j] = new
                 for i in range(k):
                     g[i] += delta * G[j, i]
+        if not moved:
+            break
 
 
 @_jit
@@ -90,25 +97,23 @@ def _eliminate(M, step):
 
 
 @_jit
-def _pseudo_solve(M, step, cut, noise):
-    """Solve ``M x = step`` in place; directions without curvature move only if asked to, and then far."""
-    values, vectors = np.linalg.eigh(M)
+def _cholesky_solve(M, step):
+    """Solve ``M x = step`` in place with LAPACK's factorisation, which is faster than :func:`_eliminate` if large."""
     n = step.shape[0]
-    total = np.zeros(n)
+    L = np.linalg.cholesky(M)
     for a in range(n):
-        part = 0.0
-        for b in range(n):
-            part += vectors[b, a] * step[b]
-        if values[a] <= cut and abs(part) <= noise:
-            continue
-        part /= max(values[a], cut)
-        for b in range(n):
-            total[b] += part * vectors[b, a]
-    step[:] = total
+        total = step[a]
+        for b in range(a):
+            total -= L[a, b] * step[b]
+        step[a] = total / L[a, a]
+    for a in range(n - 1, -1, -1):
+        step[a] /= L[a, a]
+        for b in range(a):
+            step[b] -= L[a, b] * step[a]
 
 
 @_jit
-def _face_step(G, g, z, cut, noise, singular, enter, face):
+def _face_step(G, g, z, enter, face):
     """Move to the minimiser over the positive coordinates, or as far as the bounds allow; tell whether it arrived.
 
     If `enter`, the coordinate with the most negative gradient joins them.
@@ -131,10 +136,10 @@ def _face_step(G, g, z, cut, noise, singular, enter, face):
         step[a] = -g[face[a]]
         for b in range(n_face):
             M[a, b] = G[face[a], face[b]]
-    if singular:
-        _pseudo_solve(M, step, cut, noise)
-    else:
+    if n_face < LAPACK_SIDE:
         _eliminate(M, step)
+    else:
+        _cholesky_solve(M, step)
     length = 1.0
     for a in range(n_face):
         if step[a] < 0.0:
@@ -147,10 +152,28 @@ def _face_step(G, g, z, cut, noise, singular, enter, face):
 
 
 @_jit
-def nnls_solve(G, P, alpha, tol, cut, singular, max_sweeps, first_burst, max_pivots):
+def nnls_sweep(G, P, Z, alpha, sweeps):
+    """Return `Z` after sweeps of coordinate descent on every row; a row that stops moving is left early."""
+    n, k = P.shape
+    Z = Z.copy()
+    g = np.empty(k)
+    for i in range(n):
+        z = Z[i]
+        for a in range(k):
+            g[a] = alpha[a] - P[i, a]
+        for j in range(k):
+            if z[j] != 0.0:
+                for a in range(k):
+                    g[a] += z[j] * G[j, a]
+        _descend(G, z, g, sweeps)
+    return Z
+
+
+@_jit
+def nnls_solve(G, P, start, alpha, tol, max_sweeps, first_burst, max_pivots):
     """Solve every row of `P`; see `isogeom.decomposition._nnls`. `G` has unit diagonal (zero for dead atoms)."""
     n, k = P.shape
-    Z = np.zeros((n, k))
+    Z = start.copy()
     residuals = np.zeros(n)
     most = 0
     g, size, face = np.empty(k), np.empty(k), np.empty(k, dtype=np.int64)
@@ -160,9 +183,12 @@ def nnls_solve(G, P, alpha, tol, cut, singular, max_sweeps, first_burst, max_piv
         top = 0.0
         for j in range(k):
             top = max(top, abs(p[j]))
-            g[j] = alpha[j] - p[j]
+            if G[j, j] <= 0.0:
+                z[j] = 0.0
         if top == 0.0:
+            z[:] = 0.0
             continue
+        _gradient(G, p, alpha, z, g, size)
         sweeps, burst, pivots, free = 0, first_burst, 0, True
         while True:
             pivoting = sweeps >= max_sweeps
@@ -173,7 +199,7 @@ def nnls_solve(G, P, alpha, tol, cut, singular, max_sweeps, first_burst, max_piv
                 _descend(G, z, g, burst)
                 _clear(G, z, g, 0.1 * tol * top)
                 sweeps, burst = sweeps + burst, 2 * burst
-            free = _face_step(G, g, z, cut, tol * top, singular, free and pivoting, face)
+            free = _face_step(G, g, z, free and pivoting, face)
             _gradient(G, p, alpha, z, g, size)
             worst, floor = 0.0, 0.0
             for j in range(k):

@@ -1,138 +1,202 @@
-"""The steps of Semi-NMF as pure functions: exact codes, and the alternation of code and atom steps."""
+"""The alternation of Semi-NMF as pure functions: code steps and atom steps that never raise the objective."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 from isogeom import _xp
 from isogeom._linalg import row_norms
 from isogeom._xp import Array, Namespace
-from isogeom.decomposition._nnls import coordinate_sweeps, nnls_shared_gram
+from isogeom.decomposition._nnls import coordinate_sweeps
+from isogeom.decomposition._semi_rows import Rows
 from isogeom.decomposition._starts import unit_rows
 
 # Sweeps of coordinate descent on the codes, and passes over the atoms, in one iteration.
-_SWEEPS = 3
+_SWEEPS = 2
 _ATOM_PASSES = 3
 # How often dead atoms are moved before they are left alone.
 _MOVES = 5
+# Extrapolation of the atoms: first and largest step, growth after a success, of its limit, and cut after a failure.
+_STEP, _LIMIT, _GROW, _GROW_LIMIT, _CUT = 0.5, 3.0, 1.2, 1.05, 0.5
 
 
-def encode(X: Array, components: Array, penalty: float) -> tuple[Array, float]:
-    """Return the exact codes of the rows for fixed atoms, in the dtype of `X`, and their largest residual."""
-    xp = _xp.array_namespace(X, components)
-    D = xp.astype(components, _xp.accumulator_dtype(xp, _xp.device(X)))
-    columns = xp.matrix_transpose(D)
-    gram = xp.matmul(D, columns)
-    codes, worst = [], 0.0
-    for block in _xp.row_blocks(X):
-        Z, residual, _ = nnls_shared_gram(gram, xp.matmul(xp.astype(block, D.dtype), columns), alpha=penalty)
-        codes.append(xp.astype(Z, X.dtype))
-        worst = max(worst, residual)
-    return (codes[0] if len(codes) == 1 else xp.concat(codes, axis=0)), worst
+@dataclass
+class Statistics:
+    """Sums over rows that hold all an atom step needs: ``Z.T @ Z``, ``Z.T @ X`` and the column sums of Z."""
+
+    A: Array
+    B: Array
+    sums: Array
+
+    @classmethod
+    def zeros(cls, D: Array) -> Statistics:
+        """Return the statistics of no rows, for atoms like `D`."""
+        xp = _xp.array_namespace(D)
+        k = D.shape[0]
+        return cls(xp.zeros((k, k), dtype=D.dtype, device=_xp.device(D)), xp.zeros_like(D), xp.zeros_like(D[:, 0]))
+
+    def add(self, Z: Array, rows: Array) -> None:
+        """Add the codes `Z` of `rows`."""
+        xp = _xp.array_namespace(Z, rows)
+        transposed = xp.matrix_transpose(Z)
+        self.A = self.A + xp.matmul(transposed, Z)
+        self.B = self.B + xp.matmul(transposed, rows)
+        self.sums = self.sums + xp.sum(Z, axis=0)
+
+    def merge(self, other: Statistics) -> None:
+        """Add the sums of other rows."""
+        self.A, self.B, self.sums = self.A + other.A, self.B + other.B, self.sums + other.sums
+
+    def scale(self, factors: Array) -> None:
+        """Account for codes multiplied, column by column, by `factors`."""
+        xp = _xp.array_namespace(factors)
+        column = xp.expand_dims(factors, axis=1)
+        self.A, self.B, self.sums = self.A * column * factors, self.B * column, self.sums * factors
 
 
-def norms(X: Array) -> tuple[float, float]:
-    """Return the mean norm of the rows and the squared Frobenius norm, both summed in the accumulator's dtype."""
-    xp = _xp.array_namespace(X)
-    acc = _xp.accumulator_dtype(xp, _xp.device(X))
-    total, squares = 0.0, 0.0
-    for block in _xp.row_blocks(X):
-        lengths = row_norms(xp.astype(block, acc))
-        total += float(xp.sum(lengths))
-        squares += float(xp.sum(lengths * lengths))
-    return total / X.shape[0], squares
+@dataclass(frozen=True)
+class Problem:
+    """What an alternation minimises: absolute weights of the penalties, the squared Frobenius norm of the rows.
+
+    At an objective of `target` or less there is nothing left to gain.
+    """
+
+    squares: float
+    penalty: float = 0.0
+    ridge: float = 0.0
+    target: float = -1.0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the norms of the atoms must be bounded: longer atoms would make the penalties void."""
+        return self.penalty > 0 or self.ridge > 0
+
+    def objective(self, statistics: Statistics, D: Array) -> float:
+        """Return the objective from the sums of the codes and the atoms: no pass over the rows."""
+        xp, A = _xp.array_namespace(D), statistics.A
+        fit = self.squares - 2 * float(xp.sum(statistics.B * D)) + float(xp.sum(xp.matmul(A, D) * D))
+        total = max(fit, 0.0) / 2 + self.penalty * float(xp.sum(statistics.sums))
+        return total + self.ridge / 2 * float(xp.linalg.trace(A)) if self.ridge else total
 
 
-def residuals(X: Array, codes: Iterable[Array], D: Array) -> Iterator[Array]:
-    """Yield ``X - Z @ D`` per row block, in the accumulator's dtype; `codes` yields Z per row block."""
-    xp = _xp.array_namespace(X, D)
-    acc = _xp.accumulator_dtype(xp, _xp.device(X))
-    D = xp.astype(D, acc)
-    for block, Z in zip(_xp.row_blocks(X), codes):
-        yield xp.astype(block, acc) - xp.matmul(xp.astype(Z, acc), D)
+@dataclass
+class State:
+    """A fit in progress: atoms, codes, their sums, and the objective so far."""
+
+    D: Array
+    Z: Array
+    statistics: Any = None
+    path: list[float] = field(default_factory=list)
+    decrease: float = math.inf
+    moves: int = _MOVES
+    previous: Any = None
+    step: float = _STEP
+    limit: float = 1.0
 
 
-def alternate(
-    X: Array, D: Array, codes: list[Array], squares: float, *, penalty: float, max_iter: int, tol: float
-) -> tuple[Array, list[float], float]:
-    """Alternate atom and code steps from a start; every step lowers the objective or leaves it.
+def advance(
+    rows: Rows,
+    state: State,
+    problem: Problem,
+    *,
+    max_iter: int,
+    tol: float,
+    step: Callable[[dict[str, float]], bool] = lambda _: False,
+) -> State:
+    """Alternate atom and code steps, in place; no iteration raises the objective.
+
+    Atoms are extrapolated along their last change, with a step that grows as long as the objective falls; where it
+    would rise, the iteration is repeated without extrapolation, and the step is cut (Ang and Gillis 2019).
 
     Parameters
     ----------
-    X : array of shape (n_samples, n_features)
-        Rows.
-    D : array of shape (k, n_features)
-        Unit atoms, in the accumulator's dtype.
-    codes : list of arrays of shape (block, k)
-        Starting codes per row block, same dtype; replaced in place.
-    squares : float
-        Squared Frobenius norm of X.
-    penalty : float
-        Absolute weight of the l1 penalty.
+    rows : Rows
+        Rows, read once per iteration (twice after an extrapolation too far).
+    state : State
+        Unit atoms of shape (k, n_features) and codes of shape (n_samples, k), in the accumulator's dtype.
+    problem : Problem
+        What to minimise.
     max_iter : int
-        Largest number of iterations.
+        Largest number of iterations in this call.
     tol : float
         Relative decrease of the objective at which to stop.
+    step : callable
+        Gets the objective after every iteration, and tells whether to stop there.
 
     Returns
     -------
-    D : array of shape (k, n_features)
-        Unit atoms.
-    path : list of float
-        Objective after a first code step, and after every iteration.
-    decrease : float
-        Last relative decrease; 0 if the fit is exact to rounding, infinite if dead atoms were moved just then.
+    State
+        `state`, with `path` (objective after a first code step, and after every iteration) grown and `decrease`, the
+        last relative decrease: 0 if the fit is exact to rounding, infinite if dead atoms were moved just then.
     """
-    xp = _xp.array_namespace(X, D)
+    xp = rows.xp
     # Half a squared norm that cannot be told from zero in sums of this size.
-    floor = 10 * float(xp.finfo(D.dtype).eps) * squares
-    A, B, sums = _code_step(X, D, codes, penalty)
-    path = [_objective(A, B, sums, D, squares, penalty)]
-    moves, decrease = _MOVES, math.inf
-    while len(path) <= max_iter and decrease > tol:
-        D, lengths = _atom_step(xp, A, B, D, penalty)
-        for i, Z in enumerate(codes):
-            codes[i] = Z * lengths
-        dead = xp.linalg.diagonal(A) * lengths <= 0
+    floor = 10 * float(xp.finfo(state.D.dtype).eps) * problem.squares
+    if state.statistics is None:
+        state.Z, state.statistics = code_step(rows, state.D, state.Z, problem)
+        state.path.append(problem.objective(state.statistics, state.D))
+    for _ in range(max_iter):
+        if state.path[-1] <= problem.target:
+            break
+        D, lengths = atom_step(state.statistics, state.D, bounded=problem.bounded)
+        dead = xp.linalg.diagonal(state.statistics.A) * lengths <= 0
         moved = False
-        if moves and bool(xp.any(dead)):
-            D, moved = _move_dead_atoms(X, D, codes, dead, max(penalty, math.sqrt(floor)))
-            moves -= 1
-        A, B, sums = _code_step(X, D, codes, penalty)
-        path.append(_objective(A, B, sums, D, squares, penalty))
-        fall = math.inf if moved else max(path[-2] - path[-1], 0.0)
-        decrease = fall / path[-1] if path[-1] > floor else 0.0
-    return D, path, decrease
+        if state.moves and bool(xp.any(dead)):
+            state.Z = state.Z * lengths
+            D, moved = move_dead_atoms(rows, state.Z, D, dead, max(problem.penalty, math.sqrt(floor)))
+            lengths, state.previous, state.moves = xp.ones_like(lengths), None, state.moves - 1
+        _iterate(rows, state, problem, D, lengths)
+        fall = math.inf if moved else max(state.path[-2] - state.path[-1], 0.0)
+        state.decrease = fall / state.path[-1] if state.path[-1] > floor else 0.0
+        if step({"objective": state.path[-1]}) or state.decrease <= tol:
+            break
+    return state
 
 
-def _code_step(X: Array, D: Array, codes: list[Array], penalty: float) -> tuple[Array, Array, Array]:
-    """Improve the codes of every block; return Z^T Z, Z^T X and the column sums of Z."""
-    xp = _xp.array_namespace(X, D)
+def _iterate(rows: Rows, state: State, problem: Problem, D: Array, lengths: Array) -> None:
+    """Take the code step for the atoms `D`, extrapolated if that lowers the objective."""
+    ahead = D if state.previous is None else unit_rows(D + state.step * (D - state.previous))[0]
+    Z, statistics = code_step(rows, ahead, state.Z, problem, lengths)
+    value = problem.objective(statistics, ahead)
+    if state.previous is not None and value > state.path[-1]:
+        ahead = D
+        Z, statistics = code_step(rows, D, state.Z, problem, lengths)
+        value = problem.objective(statistics, D)
+        state.limit, state.step = state.step, state.step * _CUT
+    elif state.previous is not None:
+        state.limit = min(state.limit * _GROW_LIMIT, _LIMIT)
+        state.step = min(state.step * _GROW, state.limit)
+    state.D, state.Z, state.statistics, state.previous = ahead, Z, statistics, D
+    state.path.append(value)
+
+
+def code_step(
+    rows: Rows, D: Array, Z: Array, problem: Problem, lengths: Array | None = None
+) -> tuple[Array, Statistics]:
+    """Return better codes than `Z` (times `lengths`, by columns) for the atoms `D`, and their sums."""
+    xp = rows.xp
     columns = xp.matrix_transpose(D)
     gram = xp.matmul(D, columns)
-    A, B, sums = xp.zeros_like(gram), xp.zeros_like(D), xp.zeros_like(D[:, 0])
-    for i, block in enumerate(_xp.row_blocks(X)):
-        rows = xp.astype(block, D.dtype)
-        Z = coordinate_sweeps(gram, xp.matmul(rows, columns), codes[i], alpha=penalty, n_sweeps=_SWEEPS)
-        transposed = xp.matrix_transpose(Z)
-        A, B = A + xp.matmul(transposed, Z), B + xp.matmul(transposed, rows)
-        sums = sums + xp.sum(Z, axis=0)
-        codes[i] = Z
-    return A, B, sums
+    if problem.ridge:
+        gram = gram + problem.ridge * xp.eye(D.shape[0], dtype=D.dtype, device=rows.device)
+    statistics, new = Statistics.zeros(D), xp.empty_like(Z)
+    for place, block in rows:
+        old = Z[place, :] if lengths is None else Z[place, :] * lengths
+        P = xp.matmul(block, columns)
+        codes = coordinate_sweeps(gram, P, old, alpha=problem.penalty, n_sweeps=_SWEEPS, n_rows=rows.shape[0])
+        statistics.add(codes, block)
+        new[place, :] = codes
+    return new, statistics
 
 
-def _objective(A: Array, B: Array, sums: Array, D: Array, squares: float, penalty: float) -> float:
-    """Return the objective from the statistics of the codes: no pass over the rows."""
-    xp = _xp.array_namespace(A, B, D)
-    fit = squares - 2 * float(xp.sum(B * D)) + float(xp.sum(xp.matmul(A, D) * D))
-    return max(fit, 0.0) / 2 + penalty * float(xp.sum(sums))
-
-
-def _atom_step(xp: Namespace, A: Array, B: Array, D: Array, penalty: float) -> tuple[Array, Array]:
+def atom_step(statistics: Statistics, D: Array, *, bounded: bool) -> tuple[Array, Array]:
     """Return better atoms, scaled to unit norm, and the lengths to scale the codes by in return."""
-    new = _bounded_atoms(xp, A, B, D) if penalty > 0 else _least_squares_atoms(xp, A, B, D)
-    return unit_rows(new)
+    xp = _xp.array_namespace(D)
+    step = _bounded_atoms if bounded else _least_squares_atoms
+    return unit_rows(step(xp, statistics.A, statistics.B, D))
 
 
 def _least_squares_atoms(xp: Namespace, A: Array, B: Array, D: Array) -> Array:
@@ -156,30 +220,43 @@ def _bounded_atoms(xp: Namespace, A: Array, B: Array, D: Array) -> Array:
     diagonal = xp.linalg.diagonal(A)
     live = diagonal > 0
     inverse = xp.where(live, 1 / xp.where(live, diagonal, xp.ones_like(diagonal)), xp.zeros_like(diagonal))
+    one = xp.ones_like(diagonal[0])
     for _ in range(_ATOM_PASSES):
         for j in range(int(D.shape[0])):
             atom = D[j, :] + (B[j, :] - xp.matmul(A[j, :], D)) * inverse[j]
-            D[j, :] = atom / xp.clip(xp.linalg.vector_norm(atom), 1, None)
+            D[j, :] = atom / xp.sqrt(xp.maximum(xp.sum(atom * atom), one))
     return D
 
 
-def _move_dead_atoms(X: Array, D: Array, codes: list[Array], dead: Array, threshold: float) -> tuple[Array, bool]:
-    """Point atoms without codes at the rows with the largest residuals; nothing changes in the product ``Z @ D``.
+def residuals(rows: Rows, Z: Array, D: Array) -> Iterator[tuple[slice, Array]]:
+    """Yield the place of every block and its residual ``X - Z @ D``."""
+    xp = rows.xp
+    for place, block in rows:
+        yield place, block - xp.matmul(xp.astype(Z[place, :], D.dtype), D)
 
-    Only rows whose residual is longer than `threshold` can use an atom.
+
+def worst_rows(rows: Rows, Z: Array, D: Array, count: int) -> tuple[Array, Array]:
+    """Return the longest residuals and their norms, longest first, without keeping all of them."""
+    xp = rows.xp
+    best, lengths = D[:0, :], D[:0, 0]
+    for _, residual in residuals(rows, Z, D):
+        best = xp.concat([best, residual], axis=0)
+        lengths = xp.concat([lengths, row_norms(residual)], axis=0)
+        order = xp.argsort(lengths, descending=True, stable=True)[:count]
+        best, lengths = xp.take(best, order, axis=0), xp.take(lengths, order, axis=0)
+    return best, lengths
+
+
+def move_dead_atoms(rows: Rows, Z: Array, D: Array, dead: Array, threshold: float) -> tuple[Array, bool]:
+    """Return the atoms with those without codes pointed at the longest residuals, and whether there were any.
+
+    Nothing changes in the product ``Z @ D``. Only rows whose residual is longer than `threshold` can use an atom.
     """
-    xp = _xp.array_namespace(X, D)
-    lengths = xp.concat([row_norms(block) for block in residuals(X, codes, D)], axis=0)
-    worst = xp.argsort(lengths, descending=True, stable=True)
-    D, moved = xp.asarray(D, copy=True), False
+    xp = rows.xp
     targets = [j for j in range(int(D.shape[0])) if bool(dead[j])]
-    for rank, j in enumerate(targets[: X.shape[0]]):
-        i = int(worst[rank])
-        if float(lengths[i]) <= threshold:
-            break
-        block, offset = divmod(i, _xp.BLOCK_ROWS)
-        Z = codes[block][offset : offset + 1, :]
-        residual = next(residuals(X[i : i + 1, :], [Z], D))
-        D[j, :] = unit_rows(residual)[0][0, :]
-        moved = True
-    return D, moved
+    found, lengths = worst_rows(rows, Z, D, len(targets))
+    usable = [i for i in range(int(lengths.shape[0])) if float(lengths[i]) > threshold]
+    D = xp.asarray(D, copy=True)
+    for i, j in zip(usable, targets):
+        D[j, :] = unit_rows(found[i : i + 1, :])[0][0, :]
+    return D, bool(usable)

@@ -2,72 +2,113 @@
 
 from __future__ import annotations
 
-import math
-import warnings
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from isogeom import _random, _xp
-from isogeom._validation import check_choice, check_integer, check_real, check_rows
+from isogeom import _random
+from isogeom._validation import IterativeMixin, check_same_library
 from isogeom._xp import Array
-from isogeom.decomposition._alternation import alternate, encode, norms, residuals
 from isogeom.decomposition._base import Decomposition, expand
-from isogeom.decomposition._starts import kmeans_start, random_start, svd_start, unit_rows
+from isogeom.decomposition._semi_codes import encode
+from isogeom.decomposition._semi_fit import Settings, check_start, fit_rows
+from isogeom.decomposition._semi_report import forget, report, update, warn_inexact
+from isogeom.decomposition._semi_rows import Rows
 
-# Residual of the optimality conditions above which codes are reported as not exact.
-_KKT_LIMIT = 1e-6
+
+def _can_stream(model: Any) -> bool:
+    if model.center:
+        raise AttributeError("center=True cannot be streamed: subtract the mean first, or use fit_batches.")
+    return True
 
 
-class SemiNMF(Decomposition):
-    r"""Semi-NMF with unit atoms and an optional, scale-free l1 penalty on the codes.
+class SemiNMF(IterativeMixin, Decomposition):
+    r"""Semi-NMF with unit atoms, a scale-free l1 penalty on the codes and certificates of the fit.
 
-    Rows are written as ``X ≈ Z @ components_`` with nonnegative codes Z and atoms of free sign. X is not centred: that
-    would turn a cone of rows into a ball, which nonnegative codes cannot follow.
+    Rows are written as ``X ≈ Z @ components_`` with nonnegative codes Z and atoms of free sign. By default the penalty
+    makes the atoms identifiable; ``alpha=0`` is the plain model of Ding, Li and Jordan, whose atoms are generally not
+    unique.
 
     Parameters
     ----------
     n_components : int or None, default=None
         Number of atoms, at least 1; it may exceed the number of features or of samples. None for
         ``min(n_samples, n_features)``, or the number of rows of an `init` array.
-    alpha : float, default=0.0
+    alpha : float, default=0.05
         Weight of the l1 penalty relative to the mean norm of the rows, nonnegative; it means the same whatever the
-        units of X and the numbers of rows and features. 0 is plain Semi-NMF, whose atoms are generally not unique:
-        interpret atoms from ``alpha`` around 0.05 to 0.1.
-    init : {"kmeans", "svd", "random"} or array of shape (n_components, n_features), default="kmeans"
+        units of X and the numbers of rows and features. 0.05 to 0.1 recovers sparse codes; 0 asks for the lowest
+        error, whatever the codes.
+    ridge : float, default=0.0
+        Weight of half the sum of squared codes, nonnegative; free of units, as atoms have norm 1. It makes the codes
+        unique, and smooth in X, even where atoms are dependent.
+    init : {"auto", "kmeans", "svd", "random"} or array of shape (n_components, n_features), default="auto"
         Start: directions of k-means centres; the construction whose error is that of the SVD of rank
-        ``n_components - 1`` (the final error is at most that if `alpha` is 0, but atoms hardly move from there);
-        Gaussian directions; or given atoms.
+        ``n_components - 1`` (the final error is then at most that if `alpha` and `ridge` are 0); Gaussian directions;
+        or given atoms. "auto" lets k-means and random starts, and the SVD's if `alpha` and `ridge` are 0, compete for
+        the lowest objective; in that case it first tries the closed-form optimum (see Notes).
+    n_init : int, default=1
+        Number of k-means and random starts; the lowest objective wins.
     max_iter : int, default=300
-        Largest number of iterations, one pass over the rows each.
+        Largest number of iterations.
     tol : float, default=1e-5
         Iterations stop once the objective falls by at most this share of itself in one of them.
+    sort_by : {"energy", "codes"}, default="energy"
+        Order of the atoms: falling unique energy (see `energies_`), or falling sum of squared codes.
+    center : bool, default=False
+        Whether to subtract the mean of the rows first. That turns a cone of rows into a ball, which nonnegative codes
+        follow badly: the error of the SVD is then never reached.
+    chunk_size : int or None, default=None
+        Rows held in float64 at a time; None for 2048, or fewer if rows are long. It
+        changes results by rounding only.
     random_state : int, Generator, RandomState or None, default=None
-        Seed of the start. Draws are made on the host: the same seed starts every library alike.
+        Seed of the starts. Draws are made on the host: the same seed starts every library alike.
 
     Attributes
     ----------
     components_ : array of shape (n_components, n_features)
-        Atoms of unit norm as rows, by falling energy (sum of squared codes over the training rows). Same library,
-        device and dtype as `X`.
+        Atoms of unit norm as rows, ordered by `sort_by`. Same library, device and dtype as `X`.
     dictionary_ : array of shape (n_components, n_features)
         The same atoms, under the name shared by all decompositions.
+    energies_ : array of shape (n_components,)
+        Energy of every atom. Unique energy is the rise of the squared error if the atom were dropped and the others
+        refitted to the same codes (exact where the atoms are the least-squares ones for the codes, as for `alpha` 0).
+    code_density_ : float
+        Share of nonzero codes of the training rows, 0 to 1.
+    atom_coherence_ : float
+        Largest absolute cosine between two atoms, 0 to 1.
+    n_dead_atoms_, n_duplicate_atoms_ : int
+        Number of atoms that no training row uses, and of atoms at cosine above 0.99 to an earlier one: signs that
+        `n_components` is too large.
+    mean_ : array of shape (n_features,) or None
+        Mean of the training rows if `center`.
     penalty_ : float
         Absolute weight of the l1 penalty: `alpha` times the mean norm of the training rows.
     reconstruction_err_ : float
-        Frobenius norm of ``X - Z @ components_`` on the training rows, from an explicit pass.
-    objective_path_ : array of shape (n_iter_ + 1,)
-        Objective at the start and after every iteration, never rising, in float64 where the device has it.
+        Frobenius norm of ``X - Z @ components_`` on the training rows.
+    svd_bound_, svd_bound_prev_ : float
+        Frobenius errors of the truncated SVD of rank ``n_components`` and ``n_components - 1``: no fit is below the
+        first; a plain fit need not be above the second.
+    attains_svd_bound_ : bool
+        Whether `reconstruction_err_` equals `svd_bound_` to a relative 1e-6: no better fit exists.
+    code_cancellation_ : float
+        Mean over the rows of ``sum(z) / |x|``: 1 for a row on an atom; large if big codes cancel each other.
     kkt_residual_ : float
         Largest relative residual of the optimality conditions of the training codes, 0 if exact.
+    objective_path_ : array of shape (n_iter_ + 1,)
+        Objective at the start and after every iteration, never rising, in float64 where the device has it.
     n_components_ : int
         Number of atoms.
     n_iter_ : int
-        Number of iterations made.
+        Number of iterations from the chosen start.
     converged_ : bool
         Whether the stopping rule was met.
+    stop_reason_ : {"tol", "exact", "bound", "callback", "max_iter"}
+        Which one: a small decrease, a fit exact to rounding, an objective within a share ``100 * tol`` of the SVD's
+        (plain fits only: nothing more can be gained), a callback that asked to stop, or too many iterations.
+    n_samples_seen_ : int
+        Number of rows behind the fit.
     n_features_in_ : int
         Number of features seen during fit.
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -76,10 +117,13 @@ class SemiNMF(Decomposition):
     Warns
     -----
     ConvergenceWarning
-        If `max_iter` was reached first; the message gives the last relative decrease.
+        If `max_iter` was reached first; the message gives the last relative decrease. Also if codes are not exact.
+    UserWarning
+        If `code_cancellation_` exceeds 10: a lower error was bought with codes that mean little.
 
     See Also
     --------
+    batched_nnls : The exact code step on its own.
     isogeom.decomposition.ICA : Independent codes of either sign.
     sklearn.decomposition.NMF : Nonnegative codes and atoms, for nonnegative data.
 
@@ -87,19 +131,36 @@ class SemiNMF(Decomposition):
     -----
     The objective is
 
-    .. math:: \tfrac12 \|X - Z D\|_F^2 + \lambda \sum_{ij} Z_{ij}, \qquad Z \ge 0, \quad \|d_j\| \le 1, \quad
-        \lambda = \alpha \cdot \operatorname{mean}_i \|x_i\| .
+    .. math:: \tfrac12 \|X - Z D\|_F^2 + \lambda \sum_{ij} Z_{ij} + \tfrac{\rho}{2} \sum_{ij} Z_{ij}^2,
+        \qquad Z \ge 0, \quad \|d_j\| \le 1, \quad \lambda = \alpha \cdot \operatorname{mean}_i \|x_i\|,
 
-    Codes move by coordinate descent, atoms by least squares (`alpha` = 0) or one at a time with their norm bounded
-    (otherwise). The last codes, like those of :meth:`transform`, are the exact minimiser for the stored atoms, computed
-    in float64 row by row: a row's code depends neither on its batch nor on a random number. It is unique unless atoms
-    are linearly dependent.
+    with :math:`\rho` the `ridge`. Codes move by coordinate descent, atoms by least squares (no penalty) or one at a
+    time with their norm bounded (otherwise). The last codes, like those of :meth:`transform`, are the exact minimiser
+    for the stored atoms, computed in float64 row by row: a row's code depends neither on its batch nor on a random
+    number. It is unique unless atoms are linearly dependent.
 
-    An atom that no row uses is moved to the worst-fitted row, which leaves the objective unchanged, a few times at
-    most; if no row has use for it (X has fewer distinct directions, or the penalty is high) it keeps its zero codes.
+    *Subspace.* Where `n_components` is less than a quarter of the features, iterations run on the scores of the rows on
+    the leading ``n_components`` singular directions. For atoms in their span the objective differs by a constant, the
+    squared error of the SVD, so that the path of the objective is that of the full rows. Up to three iterations on the
+    full rows then let the atoms leave the span.
+
+    *Closed form.* If the rows of the left singular vectors lie in an open half-space (as for positive data, or rows
+    inside a cone narrower than that), plain Semi-NMF attains the error of the SVD, by a construction that "auto" uses
+    if `alpha` and `ridge` are 0. Those codes are dense; centred rows never have that property.
+
+    *Dead atoms.* An atom that no row uses is moved to the worst-fitted row, which leaves the objective unchanged, a few
+    times at most; if no row has use for it (X has fewer distinct directions, or the penalty is high) it keeps its zero
+    codes.
+
+    *Streams.* Atoms depend on the rows through ``Z.T @ Z`` and ``Z.T @ X`` only. :meth:`fit_batches` fits rows that do
+    not fit in memory, with the same result as :meth:`fit` up to rounding; it holds codes, not rows. :meth:`partial_fit`
+    adds the sums of each batch, computed for the atoms of that moment, so that every row ever seen counts alike.
 
     References
     ----------
+    Ang, Gillis, "Accelerating nonnegative matrix factorization algorithms using extrapolation", Neural Computation
+    31(2), 2019. https://arxiv.org/abs/1805.06604
+
     Ding, Li, Jordan, "Convex and semi-nonnegative matrix factorizations", IEEE TPAMI 32(1), 2010.
     https://doi.org/10.1109/TPAMI.2008.277
 
@@ -114,32 +175,44 @@ class SemiNMF(Decomposition):
     >>> import numpy as np
     >>> from isogeom.decomposition import SemiNMF
     >>> X = np.array([[2.0, -2.0, 0.0], [0.0, 0.0, 1.0], [1.0, -1.0, 0.0], [0.0, 0.0, 2.0]])
-    >>> model = SemiNMF(n_components=2, random_state=0)
-    >>> np.round(model.fit_transform(X), 2) + 0.0
-    array([[2.83, 0.  ],
-           [0.  , 1.  ],
-           [1.41, 0.  ],
-           [0.  , 2.  ]])
+    >>> model = SemiNMF(n_components=2, alpha=0.01, random_state=0)
+    >>> np.round(model.fit_transform(X), 1) + 0.0
+    array([[2.8, 0. ],
+           [0. , 1. ],
+           [1.4, 0. ],
+           [0. , 2. ]])
     >>> np.round(model.components_, 2) + 0.0
     array([[ 0.71, -0.71,  0.  ],
            [ 0.  ,  0.  ,  1.  ]])
+    >>> model.converged_
+    True
     """
 
     def __init__(
         self,
         n_components: int | None = None,
         *,
-        alpha: float = 0.0,
-        init: Any = "kmeans",
+        alpha: float = 0.05,
+        ridge: float = 0.0,
+        init: Any = "auto",
+        n_init: int = 1,
         max_iter: int = 300,
         tol: float = 1e-5,
+        sort_by: str = "energy",
+        center: bool = False,
+        chunk_size: int | None = None,
         random_state: Any = None,
     ) -> None:
         self.n_components = n_components
         self.alpha = alpha
+        self.ridge = ridge
         self.init = init
+        self.n_init = n_init
         self.max_iter = max_iter
         self.tol = tol
+        self.sort_by = sort_by
+        self.center = center
+        self.chunk_size = chunk_size
         self.random_state = random_state
 
     @property
@@ -153,7 +226,7 @@ class SemiNMF(Decomposition):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
-            Rows, of any sign.
+            Rows, of any sign; a memory map is read block by block.
         y : None
             Ignored.
 
@@ -167,7 +240,7 @@ class SemiNMF(Decomposition):
         ValueError
             If a parameter is out of range or a value is not finite.
         """
-        self._fit_codes(X)
+        self._fit_array(X, keep=False)
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> Array:  # noqa: ARG002
@@ -185,88 +258,92 @@ class SemiNMF(Decomposition):
         array of shape (n_samples, n_components)
             Nonnegative codes, the same as ``fit(X).transform(X)``; dtype of `X`.
         """
-        return self._fit_codes(X)
+        return self._fit_array(X, keep=True)
 
-    def _fit_codes(self, X: Any) -> Array:
-        """Fit, and return the codes of the rows."""
-        alpha = check_real(self.alpha, "alpha", low=0)
-        max_iter = check_integer(self.max_iter, "max_iter", low=1)
-        tol = check_real(self.tol, "tol", low=0)
-        rng = _random.check_rng(self.random_state, "random_state")
+    def fit_batches(self, batches: Iterable[Any]) -> SemiNMF:
+        """Fit the model to rows that come in batches, without holding them together.
+
+        Parameters
+        ----------
+        batches : iterable of array-like of shape (any, n_features)
+            Batches of rows in one library and on one device. They are read several times, in the same order: a list or
+            an object whose ``__iter__`` starts afresh, not a generator.
+
+        Returns
+        -------
+        SemiNMF
+            This estimator, as after :meth:`fit` on all rows, up to rounding.
+
+        Raises
+        ------
+        TypeError
+            If `batches` can be read only once.
+        ValueError
+            If there is no batch, a parameter is out of range or a value is not finite.
+        """
+        if iter(batches) is batches:
+            raise TypeError(
+                f"batches is a {type(batches).__name__}, which can be read only once: pass a list, or an object whose "
+                "__iter__ starts afresh."
+            )
+        settings = Settings.of(self)
+        first = next(iter(batches), None)
+        if first is None:
+            raise ValueError("batches is empty: pass at least one array of rows.")
+        first = self._check_X(first, reset=True)
+
+        def read() -> Iterable[Array]:
+            for batch in batches:
+                check_same_library(batch, first, owner="SemiNMF", method="fit_batches")
+                yield self._check_X(batch, reset=False)
+
+        self._fit_rows(Rows(read, first, chunk=settings.chunk), first, settings, keep=False)
+        return self
+
+    @available_if(_can_stream)
+    def partial_fit(self, X: Any, y: Any = None) -> SemiNMF:  # noqa: ARG002
+        """Update the model with more rows: one exact code step, one atom step.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            More rows. The first call, if not after a `fit`, is a `fit`; later ones keep the order of the atoms.
+        y : None
+            Ignored.
+
+        Returns
+        -------
+        SemiNMF
+            This estimator. `reconstruction_err_` and `energies_` are then those of the codes that each row got when it
+            was seen; certificates that need all rows (`svd_bound_` and the like) are removed.
+
+        Raises
+        ------
+        AttributeError
+            If `center` is set: the mean of a stream is known at its end only.
+        """
+        settings = Settings.of(self)
+        if not hasattr(self, "components_"):
+            self._fit_array(X, keep=False)
+            return self
+        self._check_fitted_library(X, "components_", "partial_fit")
+        X = self._check_X(X, reset=False)
+        forget(self)
+        update(self, Rows.of_array(X, chunk=settings.chunk), settings)
+        return self
+
+    def _fit_array(self, X: Any, *, keep: bool) -> Array:
+        """Fit to the rows of one array, and return their codes if `keep`."""
+        settings = Settings.of(self)
         X = self._check_X(X, reset=True)
-        xp = _xp.array_namespace(X)
+        return self._fit_rows(Rows.of_array(X, chunk=settings.chunk), X, settings, keep=keep)
 
-        mean_norm, squares = norms(X)
-        self.penalty_ = alpha * mean_norm
-        D, codes = self._start(X, rng)
-        D, path, decrease = alternate(X, D, codes, squares, penalty=self.penalty_, max_iter=max_iter, tol=tol)
-        self.n_iter_ = len(path) - 1
-        self.converged_ = decrease <= tol
-        if not self.converged_:
-            warnings.warn(
-                f"SemiNMF did not converge in {self.n_iter_} iterations: the objective still fell by {decrease:.2g} of "
-                f"itself in the last one, above tol={tol:.2g}. Raise max_iter or tol.",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
-        self.objective_path_ = _xp.asarray_like(path, X, dtype=D.dtype)
-        self.n_components_ = int(D.shape[0])
-
-        Z = self._set_components(X, D)
-        blocks = residuals(X, _xp.row_blocks(Z), self.components_)
-        self.reconstruction_err_ = math.sqrt(sum(float(xp.sum(block * block)) for block in blocks))
-        return Z
-
-    def _set_components(self, X: Array, D: Array) -> Array:
-        """Store the atoms by falling energy of their exact codes, and return the codes."""
-        xp = _xp.array_namespace(D)
-        order = xp.arange(D.shape[0], device=_xp.device(D))
-        # Codes computed for atoms in another order differ by rounding: recompute them, as transform will.
-        for _ in range(3):
-            D = xp.take(D, order, axis=0)
-            self.components_ = xp.astype(D, X.dtype)
-            Z, self.kkt_residual_ = encode(X, self.components_, self.penalty_)
-            energy = xp.sum(xp.astype(Z, D.dtype) ** 2, axis=0)
-            order = xp.argsort(energy, descending=True, stable=True)
-            if bool(xp.all(energy[1:] <= energy[:-1])):
-                break
-        self._warn_inexact(self.kkt_residual_)
-        return Z
-
-    def _start(self, X: Array, rng: np.random.Generator) -> tuple[Array, list[Array]]:
-        """Return the starting atoms, and codes per row block."""
-        xp = _xp.array_namespace(X)
-        acc = _xp.accumulator_dtype(xp, _xp.device(X))
-        given = None if isinstance(self.init, str) else self._check_init(X)
-        if given is None:
-            check_choice(self.init, "init", ("kmeans", "svd", "random"))
-        k = min(X.shape) if given is None else int(given.shape[0])
-        if self.n_components is not None:
-            k = check_integer(self.n_components, "n_components", low=1)
-        if given is not None and k != given.shape[0]:
-            raise ValueError(
-                f"init has {given.shape[0]} rows but n_components={k}: pass one atom per component, or "
-                "n_components=None."
-            )
-        if given is None and self.init == "svd":
-            return svd_start(X, k, rng)
-        if given is not None:
-            D = unit_rows(xp.astype(given, acc))[0]
-        else:
-            D = (kmeans_start if self.init == "kmeans" else random_start)(X, k, rng)
-        codes = [xp.zeros((b.shape[0], k), dtype=acc, device=_xp.device(X)) for b in _xp.row_blocks(X)]
-        return D, codes
-
-    def _check_init(self, X: Array) -> Array:
-        """Validate an array of starting atoms; a host array is brought to the library and device of X."""
-        given = check_rows(self.init, name="init", owner="SemiNMF")
-        if given.shape[1] != X.shape[1]:
-            raise ValueError(f"init has {given.shape[1]} features, but X has {X.shape[1]} features.")
-        if not _xp.is_foreign(given):
-            return _xp.asarray_like(given, X)
-        if _xp.array_namespace(given) is not _xp.array_namespace(X):
-            raise ValueError("init must be an array of the library of X, or a numpy array.")
-        return given
+    def _fit_rows(self, rows: Rows, like: Array, settings: Settings, *, keep: bool) -> Array:
+        rng = _random.check_rng(self.random_state, "random_state")
+        k, init = check_start(self, rows, like)
+        with self._iterations(None) as step:
+            outcome = fit_rows(rows, settings, k=k, init=init, rng=rng, like=like, keep=keep, step=step)
+        return report(self, outcome, settings, like)
 
     def transform(self, X: Any) -> Array:
         """Return the exact codes of the rows.
@@ -279,13 +356,19 @@ class SemiNMF(Decomposition):
         Returns
         -------
         array of shape (n_samples, n_components)
-            The minimiser of ``||x - z @ components_||² / 2 + penalty_ * sum(z)`` over z >= 0 for each row; dtype of
-            `X`.
+            The minimiser of ``||x - z @ components_||² / 2 + penalty_ * sum(z) + ridge * ||z||² / 2`` over z >= 0 for
+            each row, less `mean_`; dtype of `X`.
         """
         check_is_fitted(self, "components_")
         self._check_fitted_library(X, "components_", "transform")
-        Z, residual = encode(self._check_X(X, reset=False), self.components_, self.penalty_)
-        self._warn_inexact(residual)
+        X = self._check_X(X, reset=False)
+        settings = Settings.of(self)
+        rows = Rows.of_array(X, chunk=settings.chunk)
+        if self.mean_ is not None:
+            rows = rows.centred(rows.xp.astype(self.mean_, rows.dtype))
+        D = rows.xp.astype(self.components_, rows.dtype)
+        Z, residual = encode(rows, D, self.penalty_, settings.ridge, X.dtype)
+        warn_inexact(residual)
         return Z
 
     def inverse_transform(self, X: Any) -> Array:
@@ -299,16 +382,7 @@ class SemiNMF(Decomposition):
         Returns
         -------
         array of shape (n_samples, n_features)
-            ``X @ components_``.
+            ``X @ components_``, plus `mean_` if the rows were centred.
         """
         check_is_fitted(self, "components_")
-        return expand(self._check_codes(X), self.components_)
-
-    def _warn_inexact(self, residual: float) -> None:
-        if residual > _KKT_LIMIT:
-            warnings.warn(
-                f"Some codes are not exact (relative residual {residual:.2g}): atoms are nearly dependent. Lower "
-                "n_components or raise alpha.",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
+        return expand(self._check_codes(X), self.components_, self.mean_)

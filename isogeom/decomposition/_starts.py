@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from isogeom import _random, _xp
-from isogeom._linalg import eigh_descending, row_norms
+from isogeom._linalg import row_norms
 from isogeom._xp import Array, Namespace
+from isogeom.decomposition._semi_rows import Rows
 
 # k-means runs on at most this many rows, or this many per atom if that is more: it only has to find a start.
 _KMEANS_ROWS = 4096
@@ -39,6 +40,24 @@ def random_start(X: Array, k: int, rng: np.random.Generator) -> Array:
     return unit_rows(_random.standard_normal(rng, (k, X.shape[1]), reference))[0]
 
 
+def kmeans_size(k: int) -> int:
+    """Return the largest number of rows that k-means looks at."""
+    return max(_KMEANS_ROWS, _KMEANS_ROWS_PER_ATOM * k)
+
+
+def kmeans_rows(rows: Rows, n_samples: int, k: int, rng: np.random.Generator) -> Array:
+    """Return the rows that k-means looks at: all of them, or a sample without replacement."""
+    xp = rows.xp
+    m = min(n_samples, kmeans_size(k))
+    chosen = np.sort(rng.choice(n_samples, size=m, replace=False)) if m < n_samples else np.arange(n_samples)
+    parts = []
+    for place, block in rows:
+        inside = chosen[(chosen >= place.start) & (chosen < place.stop)] - place.start
+        if inside.size:
+            parts.append(xp.take(block, xp.asarray(inside, dtype=xp.int64, device=rows.device), axis=0))
+    return parts[0] if len(parts) == 1 else xp.concat(parts, axis=0)
+
+
 def kmeans_start(X: Array, k: int, rng: np.random.Generator) -> Array:
     """Return the directions of `k` k-means centres: k-means++ seeds, then Lloyd steps, on a sample of the rows.
 
@@ -46,7 +65,7 @@ def kmeans_start(X: Array, k: int, rng: np.random.Generator) -> Array:
     """
     xp = _xp.array_namespace(X)
     n = X.shape[0]
-    m = min(n, max(_KMEANS_ROWS, _KMEANS_ROWS_PER_ATOM * k))
+    m = min(n, kmeans_size(k))
     if m < n:
         chosen = np.sort(rng.choice(n, size=m, replace=False))
         X = xp.take(X, _xp.asarray_like(chosen, X, dtype=xp.int64), axis=0)
@@ -86,53 +105,3 @@ def _seeds(xp: Namespace, X: Array, draws: np.ndarray) -> Array:
 def _squared_distances(xp: Namespace, X: Array, squares: Array, centres: Array) -> Array:
     cross = xp.matmul(X, xp.matrix_transpose(centres))
     return xp.clip(squares - 2 * cross + xp.expand_dims(xp.sum(centres * centres, axis=1), axis=0), 0, None)
-
-
-def svd_start(X: Array, k: int, rng: np.random.Generator) -> tuple[Array, list[Array]]:
-    """Return a dictionary and codes (one array per row block) whose error is that of the SVD of rank ``k - 1``.
-
-    With the truncated SVD written as C B and ``s_i = max(0, -min_j C_ij)``, the codes ``[C + s, s]`` are nonnegative
-    and the atoms ``[B; -sum of the rows of B]`` give the same product (Gillis and Kumar 2015, section 3). For k = 1 the
-    start is the leading direction, with the sign that explains more energy. Atoms beyond the rank are random directions
-    with zero codes.
-    """
-    xp = _xp.array_namespace(X)
-    acc = _xp.accumulator_dtype(xp, _xp.device(X))
-    rank = max(1, min(k - 1, *X.shape))
-    axes = _leading_directions(X, rank)
-    blocks = [xp.matmul(xp.astype(block, acc), xp.matrix_transpose(axes)) for block in _xp.row_blocks(X)]
-    # Signs that put more energy on the positive side keep the common offset s small.
-    tilt = xp.sum(xp.stack([xp.sum(c * xp.abs(c), axis=0) for c in blocks], axis=0), axis=0)
-    sign = xp.where(tilt < 0, -xp.ones_like(tilt), xp.ones_like(tilt))
-    axes = axes * xp.expand_dims(sign, axis=1)
-    blocks = [c * sign for c in blocks]
-    if k == 1:
-        return axes, [xp.clip(c, 0, None) for c in blocks]
-    last, norm = unit_rows(-xp.sum(axes, axis=0, keepdims=True))
-    D = xp.concat([axes, last], axis=0)
-    codes = []
-    for c in blocks:
-        offset = xp.clip(-xp.min(c, axis=1, keepdims=True), 0, None)
-        spare = xp.zeros((c.shape[0], k - rank - 1), dtype=acc, device=_xp.device(X))
-        codes.append(xp.concat([c + offset, offset * norm, spare], axis=1))
-    if k > rank + 1:
-        D = xp.concat([D, random_start(X, k - rank - 1, rng)], axis=0)
-    return D, codes
-
-
-def _leading_directions(X: Array, rank: int) -> Array:
-    """Return the first right singular vectors as rows, from the smaller of the two Gram matrices, in float64."""
-    xp = _xp.array_namespace(X)
-    acc = _xp.accumulator_dtype(xp, _xp.device(X))
-    n, d = X.shape
-    if d <= n:
-        gram = xp.zeros((d, d), dtype=acc, device=_xp.device(X))
-        for block in _xp.row_blocks(X):
-            rows = xp.astype(block, acc)
-            gram = gram + xp.matmul(xp.matrix_transpose(rows), rows)
-        return eigh_descending(gram)[1][:rank, :]
-    rows = xp.astype(X, acc)
-    left = eigh_descending(xp.matmul(rows, xp.matrix_transpose(rows)))[1][:rank, :]
-    # Orthonormal also where a singular value is zero.
-    q, _ = xp.linalg.qr(xp.matrix_transpose(xp.matmul(left, rows)))
-    return xp.matrix_transpose(q)

@@ -8,7 +8,7 @@ from oracles.semi_nmf import kkt_violation, nnls_rows
 from sklearn.linear_model import Lasso
 
 from isogeom import _kernels, _xp
-from isogeom.decomposition import _nnls
+from isogeom.decomposition import _nnls, batched_nnls
 from isogeom.decomposition._nnls import coordinate_sweeps, nnls_shared_gram
 
 ALGORITHMS = ["array", "numba"]
@@ -237,3 +237,85 @@ def test_importing_the_decompositions_loads_neither_numba_nor_torch():
     environment = {k: v for k, v in os.environ.items() if k != "SCIPY_ARRAY_API"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------- the public function
+
+
+@pytest.mark.parametrize(("k", "d"), [(1, 4), (12, 30), (30, 12)])
+@pytest.mark.parametrize("alpha", [0.0, 0.1])
+def test_batched_nnls_agrees_with_scipy_and_the_optimality_conditions(as_array, library, k, d, alpha):
+    D, X = problem(40, k, d, seed=k)
+    G, P = D @ D.T, X @ D.T
+    solution = batched_nnls(as_array(G), as_array(P), alpha=alpha)
+    Z = _xp.to_numpy(solution.codes)
+    assert type(solution.codes) is type(as_array(G))
+    assert solution.kkt_residual < 1e-11
+    assert kkt_violation(G, P, Z, alpha) < 1e-9
+    if alpha == 0:
+        np.testing.assert_allclose(Z @ D, nnls_rows(D, X) @ D, atol=1e-8)
+        if k <= d:
+            np.testing.assert_allclose(Z, nnls_rows(D, X), atol=1e-8)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("kind", ["solution", "zeros", "far", "dependent"])
+def test_a_warm_start_gives_the_same_codes(algorithm, kind):
+    D, X = problem(50, 8, 12, seed=11, decay=2)
+    if kind == "dependent":
+        D = np.vstack([D, D[:2]])
+    G, P = D @ D.T, X @ D.T
+    cold, _, _ = nnls_shared_gram(G, P, algorithm=algorithm)
+    start = {"zeros": np.zeros_like(P), "far": 100 * np.random.default_rng(0).random(P.shape)}.get(kind, cold)
+    warm, residual, _ = nnls_shared_gram(G, P, start=start, algorithm=algorithm)
+    np.testing.assert_allclose(warm, cold, rtol=0, atol=1e-9 * max(1, np.abs(cold).max()))
+    assert residual < 1e-11
+    np.testing.assert_allclose(batched_nnls(G, P, warm_start=start).codes, cold, atol=1e-9 * max(1, np.abs(cold).max()))
+
+
+@pytest.mark.parametrize("k", [24, 40, 60])
+def test_large_supports(k):
+    rng = np.random.default_rng(k)
+    D = rng.standard_normal((k, k + 30))
+    X = rng.random((30, k)) @ D + 0.01 * rng.standard_normal((30, k + 30))
+    Z, residual, _ = nnls_shared_gram(D @ D.T, X @ D.T, algorithm="numba")
+    np.testing.assert_allclose(Z, nnls_rows(D, X), atol=1e-8)
+    assert residual < 1e-11
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1])
+def test_compiled_sweeps_are_those_of_the_array_code(monkeypatch, alpha):
+    D, X = problem(30, 9, 12, seed=12)
+    G, P = D @ D.T, X @ D.T
+    Z = np.random.default_rng(0).random(P.shape) * (np.random.default_rng(1).random(P.shape) < 0.5)
+    before = Z.copy()
+    expected = coordinate_sweeps(G, P, Z, alpha=alpha, n_sweeps=3)
+    monkeypatch.setitem(_kernels._KERNELS, "nnls_sweep", ("isogeom._kernels._nnls", 0.0))
+    np.testing.assert_allclose(coordinate_sweeps(G, P, Z, alpha=alpha, n_sweeps=3), expected, atol=1e-12)
+    assert np.array_equal(Z, before)
+
+
+def test_float32_codes_keep_their_dtype():
+    D, X = problem(20, 6, 10, seed=13)
+    solution = batched_nnls((D @ D.T).astype(np.float32), (X @ D.T).astype(np.float32))
+    assert solution.codes.dtype == np.float32
+    np.testing.assert_allclose(solution.codes, nnls_rows(D, X), atol=1e-4)
+    assert list(solution.to_dict()) == ["kkt_residual", "n_sweeps"]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"G": np.eye(3)[:2]}, r"G has shape \(2, 3\)"),
+        ({"P": np.ones((4, 2))}, r"P has shape \(4, 2\)"),
+        ({"G": np.eye(3) + np.eye(3, k=1)}, "G is not symmetric: entries differ by 1"),
+        ({"alpha": -1.0}, "alpha=-1.0 must be at least 0"),
+        ({"warm_start": -np.ones((4, 3))}, "warm_start must hold nonnegative codes"),
+        ({"warm_start": np.ones((3, 3))}, "warm_start must hold nonnegative codes"),
+        ({"P": np.full((4, 3), np.nan)}, "P contains NaN"),
+    ],
+)
+def test_batched_nnls_names_what_is_wrong(change, match):
+    arguments = {"G": np.eye(3), "P": np.ones((4, 3)), **change}
+    with pytest.raises(ValueError, match=match):
+        batched_nnls(arguments.pop("G"), arguments.pop("P"), **arguments)

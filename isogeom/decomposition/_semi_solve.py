@@ -1,0 +1,225 @@
+"""The minimisation behind Semi-NMF: starts, iterations in a singular subspace, and polishing on the full rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from isogeom._validation import Steps
+from isogeom._xp import Array
+from isogeom.decomposition._alternation import Problem, State, advance
+from isogeom.decomposition._certificates import Survey
+from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._semi_starts import closed_start, scores, svd_start
+from isogeom.decomposition._starts import kmeans_rows, kmeans_size, kmeans_start, random_start, unit_rows
+
+# Iterations that every start gets before the best goes on; alternations on the full rows at the end.
+_SCOUT_ITER = 30
+# With this many times more rows than k-means looks at, that sample also serves to compare starts.
+_SAMPLE_GAIN = 4
+_SCOUT_ITER_SAMPLED = 5
+_POLISH_ITER = 3
+# A plain fit is done once its objective exceeds the lower bound by this many times the tolerance.
+_BOUND_TOL = 100
+# The subspace pays where it is this many times smaller than the space of the rows, and these have many entries; there
+# the atoms end near, not at, a stationary point of the full rows.
+_SUBSPACE_GAIN, _SUBSPACE_SIZE = 4, 2**20
+# A start for the plain model: the penalised one, which has the sparse atoms that many equal fits of the plain one mix.
+_WARM_ALPHA, _WARM_TOL = 0.05, 1e-3
+
+
+_NO_CALLBACKS = Steps()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to minimise and how long: penalties are absolute weights."""
+
+    k: int
+    penalty: float
+    ridge: float
+    max_iter: int
+    tol: float
+    # Reports every iteration to the callbacks of the estimator, those of starts that are tried included.
+    step: Any = _NO_CALLBACKS
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but the squared error counts."""
+        return self.penalty == 0 and self.ridge == 0
+
+
+@dataclass(frozen=True)
+class Space:
+    """Rows in the coordinates of the iterations: scores on singular directions, or the rows themselves."""
+
+    rows: Rows
+    axes: Array
+    embed: Array | None
+    facts: Survey
+
+    def scores(self) -> Array:
+        """Return the scores of the rows on the leading directions."""
+        return scores(self.rows, self.axes, self.facts.n_samples)
+
+    def floor(self) -> float:
+        """Return half a squared norm that cannot be told from zero in sums over the rows."""
+        return 10 * float(self.rows.xp.finfo(self.rows.dtype).eps) * self.facts.squares
+
+    def target(self, task: Task) -> float:
+        """Return the objective at which nothing is left to gain: that of the SVD, for a plain fit."""
+        if not task.plain or task.tol == 0:
+            return -1.0
+        return self.facts.tail / 2 * (1 + _BOUND_TOL * task.tol)
+
+    def reached(self, state: State, task: Task) -> bool:
+        """Tell whether the objective is that of the SVD, to the tolerance."""
+        return task.plain and state.path[-1] <= self.target(task)
+
+    def back(self, D: Array) -> Array:
+        """Return atoms in the coordinates of the full rows."""
+        return D if self.embed is None else self.rows.xp.matmul(D, self.embed)
+
+    def into(self, D: Array) -> Array:
+        """Return unit atoms, given in the coordinates of the full rows, in those of the iterations."""
+        xp = self.rows.xp
+        return D if self.embed is None else unit_rows(xp.matmul(D, xp.matrix_transpose(self.embed)))[0]
+
+
+def choose_space(rows: Rows, facts: Survey) -> Space:
+    """Return the space of the iterations.
+
+    Scores on the leading directions hold all of the objective but a constant, the squared error of the SVD, for atoms
+    in their span: iterations there cost ``n k²`` and not ``n k d``.
+    """
+    xp, p = rows.xp, int(facts.axes.shape[0])
+    small = facts.n_samples * facts.n_features < _SUBSPACE_SIZE
+    if small or _SUBSPACE_GAIN * p > facts.n_features:
+        return Space(rows, facts.axes, None, facts)
+    own = xp.eye(p, dtype=rows.dtype, device=rows.device)
+    inside = Rows.of_array(scores(rows, facts.axes, facts.n_samples))
+    return Space(inside, own, facts.axes, facts)
+
+
+def start(space: Space, name: str, task: Task, rng: np.random.Generator) -> tuple[Array, Array] | None:
+    """Return atoms and codes of the start `name`, or None where it does not exist (the closed form)."""
+    xp, rows, facts = space.rows.xp, space.rows, space.facts
+    reference = xp.zeros((1, facts.n_features), dtype=rows.dtype, device=rows.device)
+    if name == "closed":
+        return closed_start(space.scores(), space.axes, task.k)
+    if name == "kmeans":
+        D = kmeans_start(kmeans_rows(rows, facts.n_samples, task.k, rng), task.k, rng)
+    else:
+        D = space.into(random_start(reference, task.k, rng))
+    if name == "svd":
+        return svd_start(space.scores(), space.axes, task.k, D)
+    return D, xp.zeros((facts.n_samples, task.k), dtype=rows.dtype, device=rows.device)
+
+
+def run(space: Space, state: State, task: Task) -> State:
+    """Iterate, in place, until the tolerance or until `task.max_iter` iterations are made in all."""
+    done = max(len(state.path) - 1, 0)
+    problem = Problem(space.facts.squares, task.penalty, task.ridge, space.target(task))
+    return advance(space.rows, state, problem, max_iter=task.max_iter - done, tol=task.tol, step=task.step)
+
+
+def launch(space: Space, name: str, task: Task, rng: np.random.Generator) -> State | None:
+    """Return the state of one start; those from directions alone go through the penalised model if it is plain.
+
+    Where rows abound, they first run on a sample of the rows.
+    """
+    begun = start(space, name, task, rng)
+    if begun is None:
+        return None
+    state = State(*begun)
+    sampled = is_sampled(space, task)
+    if name not in ("kmeans", "random") or space.facts.mean_norm == 0 or not (task.plain or sampled):
+        return state
+    penalty = _WARM_ALPHA * space.facts.mean_norm if task.plain else task.penalty
+    warm = replace(task, penalty=penalty, max_iter=_SCOUT_ITER, tol=max(_WARM_TOL, task.tol))
+    if sampled:
+        return State(_atoms_of_sample(space, state.D, warm, rng), state.Z)
+    run(space, state, warm)
+    return State(state.D, state.Z)
+
+
+def _atoms_of_sample(space: Space, D: Array, task: Task, rng: np.random.Generator) -> Array:
+    """Return the atoms after iterations from `D` on a sample of the rows."""
+    xp, sample = space.rows.xp, kmeans_rows(space.rows, space.facts.n_samples, task.k, rng)
+    empty = xp.zeros((sample.shape[0], task.k), dtype=sample.dtype, device=space.rows.device)
+    problem = Problem(float(xp.sum(sample * sample)), task.penalty, task.ridge)
+    return advance(Rows.of_array(sample), State(D, empty), problem, max_iter=task.max_iter, tol=task.tol).D
+
+
+def is_sampled(space: Space, task: Task) -> bool:
+    """Tell whether starts are compared on a sample of the rows."""
+    return space.facts.n_samples >= _SAMPLE_GAIN * kmeans_size(task.k)
+
+
+def solve(
+    rows: Rows, facts: Survey, task: Task, *, init: Any, n_init: int, rng: np.random.Generator
+) -> tuple[State, str]:
+    """Return the final state, in the coordinates of the full rows, and why the iterations stopped.
+
+    The path is that of the best start. With the squared norm of the full rows, the objective in the subspace is that of
+    the embedded atoms on the full rows: the path goes on without a jump when these are polished.
+    """
+    space = choose_space(rows, facts)
+    if not isinstance(init, str):
+        empty = rows.xp.zeros((facts.n_samples, task.k), dtype=rows.dtype, device=rows.device)
+        best = run(space, State(space.into(init), empty), task)
+    elif init == "auto":
+        best = _best(space, _candidates(task, n_init), task, rng)
+    else:
+        best = _best(space, [init] * (1 if init == "svd" else n_init), task, rng)
+    reason = "max_iter"
+    if space.reached(best, task):
+        reason = "bound"
+    elif best.decrease <= task.tol:
+        reason = "exact" if best.decrease == 0 and best.path[-1] <= space.floor() else "tol"
+    elif task.step.stop_requested:
+        reason = "callback"
+    start_full = State(space.back(best.D), best.Z, best.statistics, best.path, best.decrease, moves=0)
+    floor, embedded = space.floor(), space.embed is not None
+    # The scores are not needed any more.
+    del space, best
+    if not embedded or reason in ("bound", "callback") or facts.tail <= floor:
+        return start_full, reason
+    return _polish(rows, start_full, facts, task), reason
+
+
+def _candidates(task: Task, n_init: int) -> list[str]:
+    return (["closed"] if task.plain else []) + ["kmeans", "random"] * n_init + (["svd"] if task.plain else [])
+
+
+def _best(space: Space, names: list[str], task: Task, rng: np.random.Generator) -> State:
+    """Iterate from every start for a while, and from the best one to the end."""
+    few = _SCOUT_ITER_SAMPLED if is_sampled(space, task) else _SCOUT_ITER
+    scout = replace(task, max_iter=min(few, task.max_iter)) if len(names) > 1 else task
+    best: Any = None
+    for name in names:
+        state = launch(space, name, task, rng)
+        if state is None:
+            continue
+        run(space, state, scout)
+        if best is None or state.path[-1] < best.path[-1]:
+            best = state
+        if space.reached(best, task) or task.step.stop_requested:
+            # No other start can do better, or a callback wants no other.
+            return best
+    if best.decrease > task.tol and len(best.path) <= task.max_iter:
+        run(space, best, task)
+    return best
+
+
+def _polish(rows: Rows, state: State, facts: Survey, task: Task) -> State:
+    """Let the atoms leave the subspace, in a few iterations on the full rows."""
+    left = min(_POLISH_ITER, task.max_iter + 1 - len(state.path))
+    if left > 0:
+        # The first entry of the full rows replaces the last of the subspace, whose codes it improves.
+        state.path.pop()
+        state.statistics = None
+        advance(rows, state, Problem(facts.squares, task.penalty, task.ridge), max_iter=left, tol=task.tol)
+    return state

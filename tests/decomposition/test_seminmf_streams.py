@@ -1,0 +1,142 @@
+"""Rows in chunks, batches and streams: the same fit, with bounded memory."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from oracles.semi_nmf import matched_cosines, planted
+
+from isogeom import _xp
+from isogeom.decomposition import SemiNMF, _semi_solve
+from isogeom.decomposition._alternation import Statistics, atom_step
+
+pytestmark = pytest.mark.filterwarnings("ignore:SemiNMF did not converge:sklearn.exceptions.ConvergenceWarning")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return planted(300, 40, 5, 0.3, seed=0)[0]
+
+
+class Shards:
+    """Batches that can be read again and count how often they were."""
+
+    def __init__(self, *parts):
+        self.parts, self.passes = parts, 0
+
+    def __iter__(self):
+        self.passes += 1
+        return iter(self.parts)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.05])
+@pytest.mark.parametrize("sizes", [[300], [1, 150, 149], [100, 100, 100]])
+@pytest.mark.parametrize("subspace", [False, True])
+def test_batches_give_the_fit_of_all_rows(monkeypatch, rows, alpha, sizes, subspace):
+    if subspace:
+        monkeypatch.setattr(_semi_solve, "_SUBSPACE_SIZE", 0)
+    options = {"n_components": 5, "alpha": alpha, "init": "kmeans", "random_state": 0, "max_iter": 30}
+    whole = SemiNMF(**options).fit(rows)
+    shards = Shards(*np.split(rows, np.cumsum(sizes)[:-1]))
+    streamed = SemiNMF(**options).fit_batches(shards)
+    np.testing.assert_allclose(streamed.components_, whole.components_, atol=1e-8)
+    np.testing.assert_allclose(streamed.objective_path_, whole.objective_path_, rtol=1e-9)
+    np.testing.assert_allclose(streamed.energies_, whole.energies_, rtol=1e-7)
+    for name in ("reconstruction_err_", "svd_bound_", "svd_bound_prev_", "penalty_", "code_cancellation_"):
+        assert getattr(streamed, name) == pytest.approx(getattr(whole, name), rel=1e-8)
+    assert streamed.n_samples_seen_ == 300
+    # In the subspace, iterations read scores and not rows.
+    assert shards.passes < 20 if subspace else shards.passes >= streamed.n_iter_
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 1000])
+def test_chunks_change_nothing(rows, chunk_size):
+    options = {"n_components": 4, "random_state": 0, "center": True, "max_iter": 20}
+    whole = SemiNMF(**options).fit(rows)
+    parts = SemiNMF(chunk_size=chunk_size, **options).fit(rows)
+    np.testing.assert_allclose(parts.components_, whole.components_, atol=1e-9)
+    np.testing.assert_allclose(parts.transform(rows), whole.transform(rows), atol=1e-9)
+
+
+def test_memory_map_is_not_copied(tmp_path):
+    X, D = planted(20_000, 200, 5, 0.3, seed=3)
+    np.save(tmp_path / "x.npy", X.astype(np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    # Kernels are loaded, and compiled, outside of the measurement.
+    SemiNMF(5, random_state=0, max_iter=2).fit(mapped)
+    tracemalloc.start()
+    model = SemiNMF(5, random_state=0).fit(mapped)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.7 * mapped.nbytes
+    assert matched_cosines(model.components_, D).min() > 0.99
+
+
+def test_batches_in_every_library(as_array, library, rows):
+    options = {"n_components": 4, "random_state": 0, "max_iter": 10}
+    expected = SemiNMF(**options).fit(rows)
+    model = SemiNMF(**options).fit_batches([as_array(rows[:100]), as_array(rows[100:])])
+    assert type(model.components_) is type(as_array(rows))
+    np.testing.assert_allclose(_xp.to_numpy(model.components_), expected.components_, atol=1e-8)
+
+
+def test_batches_must_be_readable_again(rows):
+    with pytest.raises(TypeError, match="generator, which can be read only once: pass a list"):
+        SemiNMF(2).fit_batches(part for part in np.split(rows, 3))
+    with pytest.raises(ValueError, match="batches is empty"):
+        SemiNMF(2).fit_batches([])
+    with pytest.raises(ValueError, match="features"):
+        SemiNMF(2).fit_batches([rows, rows[:, :5]])
+
+
+# ---------------------------------------------------------------- partial_fit
+
+
+def test_first_partial_fit_is_a_fit(rows):
+    first, whole = SemiNMF(4, random_state=0).partial_fit(rows), SemiNMF(4, random_state=0).fit(rows)
+    assert np.array_equal(first.components_, whole.components_)
+    assert first.svd_bound_ == whole.svd_bound_
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1])
+def test_an_update_is_one_atom_step_on_the_sums_of_all_codes(rows, alpha):
+    model = SemiNMF(4, alpha=alpha, random_state=0).fit(rows[:200])
+    D, Z = model.components_, model.transform(rows[:200])
+    new = model.transform(rows[200:])
+    sums = Statistics.zeros(D)
+    sums.add(np.vstack([Z, new]), rows)
+    expected, lengths = atom_step(sums, D, bounded=alpha > 0)
+    codes = np.vstack([Z, new]) * lengths
+    model.partial_fit(rows[200:])
+    np.testing.assert_allclose(model.components_, expected, atol=1e-10)
+    np.testing.assert_allclose(model.reconstruction_err_, np.linalg.norm(rows - codes @ expected), rtol=1e-10)
+    np.testing.assert_allclose(model.penalty_, alpha * np.linalg.norm(rows, axis=1).mean())
+    assert model.n_samples_seen_ == 300
+    assert not hasattr(model, "svd_bound_")
+    np.testing.assert_allclose(model.code_density_, np.mean(codes > 0))
+
+
+def test_a_stream_improves_the_atoms():
+    X, D = planted(8000, 20, 10, 0.2, seed=5)
+    model = SemiNMF(10, random_state=0).fit(X[:60])
+    early = matched_cosines(model.components_, D).mean()
+    for start in range(60, 8000, 200):
+        model.partial_fit(X[start : start + 200])
+    late = matched_cosines(model.components_, D).mean()
+    assert late > max(early, 0.95)
+
+
+def test_atoms_that_the_first_batch_left_idle_are_used_later():
+    model = SemiNMF(3, random_state=0).partial_fit(np.eye(3)[:1] * 2)
+    assert model.n_dead_atoms_ == 2
+    for _ in range(3):
+        model.partial_fit(np.eye(3)[1:] * 3)
+    assert matched_cosines(model.components_, np.eye(3)).min() > 0.9
+    assert model.n_dead_atoms_ == 0
+
+
+def test_a_stream_cannot_be_centred(rows):
+    assert not hasattr(SemiNMF(2, center=True), "partial_fit")
+    with pytest.raises(AttributeError, match="has no attribute 'partial_fit'") as error:
+        SemiNMF(2, center=True).partial_fit(rows)
+    assert "center=True cannot be streamed" in str(error.value.__cause__)
