@@ -1,0 +1,214 @@
+"""Statistics of codes and atoms: density, sparsity, energy, dead and duplicate components, coherence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from isogeom import _xp
+from isogeom._linalg import row_norms
+from isogeom._results import Result, _require
+from isogeom._validation import check_real
+from isogeom._xp import Array
+from isogeom.decomposition._interpret import check_codes
+
+# Weight of the identity, relative to the unit diagonal of the codes' Gram matrix, below which a direction counts as
+# none: it keeps the inverse finite where codes are linearly dependent, and moves other values by a part in 1e12.
+_DEPENDENT = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeStatisticsResult(Result):
+    """Outcome of :func:`code_statistics`; ``to_frame`` gives one row per component.
+
+    Attributes
+    ----------
+    n_samples, n_components : int
+        Shape of the codes.
+    mean_density : float
+        Share of codes that are not zero, 0 to 1.
+    mean_l0 : float
+        Mean number of non-zero codes per row.
+    hoyer : float or None
+        Mean Hoyer sparsity of the rows that are not all zero, 0 (all codes equal) to 1 (a single one); None with one
+        component, or if all rows are zero.
+    max_coherence : float
+        Largest absolute cosine between two atoms, 0 to 1; 0 with one component.
+    n_dead, n_duplicates : int
+        Number of dead components, and of pairs of duplicates.
+    density : ndarray of shape (n_components,)
+        Share of rows in which each component is not zero.
+    energy_share : ndarray of shape (n_components,)
+        Sum of squared codes times the squared norm of the atom, as a share of the sum over components.
+    unique_energy : ndarray of shape (n_components,)
+        Rise of the squared reconstruction error if the component is dropped and the other atoms are refitted by least
+        squares to the same codes, for a dictionary that itself is a least-squares fit; in squared units of the rows.
+    coherence : ndarray of shape (n_components,)
+        Largest absolute cosine between each atom and another one.
+    nearest : ndarray of shape (n_components,)
+        Index of that other atom, -1 with one component.
+    dead : ndarray of shape (n_components,)
+        Whether the component is zero in every row, or its atom is zero.
+    duplicates : ndarray of shape (n_duplicates, 2)
+        Pairs of indices of atoms that point the same way.
+    """
+
+    n_samples: int
+    n_components: int
+    mean_density: float
+    mean_l0: float
+    hoyer: float | None
+    max_coherence: float
+    n_dead: int
+    n_duplicates: int
+    density: np.ndarray = dataclasses.field(repr=False)
+    energy_share: np.ndarray = dataclasses.field(repr=False)
+    unique_energy: np.ndarray = dataclasses.field(repr=False)
+    coherence: np.ndarray = dataclasses.field(repr=False)
+    nearest: np.ndarray = dataclasses.field(repr=False)
+    dead: np.ndarray = dataclasses.field(repr=False)
+    duplicates: np.ndarray = dataclasses.field(repr=False)
+
+    def to_frame(self) -> Any:
+        """Return a :class:`pandas.DataFrame` with one row per component.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        pandas = _require("pandas", "to_frame()", "plot")
+        names = ("density", "energy_share", "unique_energy", "coherence", "nearest", "dead")
+        return pandas.DataFrame({name: getattr(self, name) for name in names}).rename_axis("component")
+
+
+def code_statistics(codes: Any, dictionary: Any, *, zero: float = 0.0, duplicate: float = 0.99) -> CodeStatisticsResult:
+    r"""Describe codes and atoms: density, sparsity, energy, dead and duplicate components, coherence.
+
+    Parameters
+    ----------
+    codes : array-like of shape (n_samples, n_components)
+        Codes of the rows, as ``transform`` returns them.
+    dictionary : array-like of shape (n_components, n_features)
+        Atoms as rows: the estimator's ``dictionary_``; same library and device.
+    zero : float, default=0.0
+        Codes of at most this absolute value count as zero, nonnegative. Exact codes (of SemiNMF) need no tolerance.
+    duplicate : float, default=0.99
+        Cosine from which two atoms are duplicates, 0 to 1. Where all codes are nonnegative opposite atoms are different
+        concepts; otherwise the absolute cosine counts.
+
+    Returns
+    -------
+    CodeStatisticsResult
+        Plain Python and NumPy values.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit together, a value is not finite, or a parameter is out of range.
+
+    See Also
+    --------
+    dictionary_stability : Whether the same atoms are found again.
+
+    Notes
+    -----
+    Hoyer sparsity of a row z with k entries is :math:`(\sqrt k - \|z\|_1 / \|z\|_2) / (\sqrt k - 1)`. The unique
+    energy of component j is :math:`\|d_j\|^2 / [(Z^T Z)^{-1}]_{jj}`, 0 where its codes are a linear combination of the
+    others'.
+
+    References
+    ----------
+    Hurley, Rickard, "Comparing measures of sparsity", IEEE Transactions on Information Theory 55(10), 2009.
+    https://arxiv.org/abs/0811.4706
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from isogeom.decomposition import code_statistics
+    >>> codes = np.array([[1.0, 0.0, 0.0], [2.0, 2.0, 0.0]])
+    >>> dictionary = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    >>> print(code_statistics(codes, dictionary))
+    CodeStatisticsResult
+      n_samples      2
+      n_components   3
+      mean_density   0.5
+      mean_l0        1.5
+      hoyer          0.7171
+      max_coherence  1
+      n_dead         1
+      n_duplicates   1
+    """
+    zero = check_real(zero, "zero", low=0)
+    duplicate = check_real(duplicate, "duplicate", low=0, high=1)
+    Z, D = check_codes(codes, dictionary, "code_statistics")
+    n, k = Z.shape
+    counts, gram, hoyers, nonnegative = _code_sums(Z, zero)
+    xp = _xp.array_namespace(Z, D)
+    D = xp.astype(D, _xp.accumulator_dtype(xp, _xp.device(D)))
+    norms = row_norms(D)
+    unit = D / xp.expand_dims(xp.where(norms > 0, norms, xp.ones_like(norms)), axis=1)
+    cosines = _xp.to_numpy(xp.matmul(unit, xp.matrix_transpose(unit))).copy()
+    squares = _xp.to_numpy(norms).astype(np.float64) ** 2
+    np.fill_diagonal(cosines, 0.0)
+
+    dead = (counts == 0) | (squares == 0)
+    energy = np.diag(gram) * squares
+    coherence = np.minimum(np.max(np.abs(cosines), axis=1), 1.0)
+    same = np.triu((cosines if nonnegative else np.abs(cosines)) >= duplicate, 1)
+    # Atoms that are zero have no direction, so a threshold of 0 must not pair them.
+    same &= (squares > 0)[:, None] & (squares > 0)
+    pairs = np.argwhere(same)
+    return CodeStatisticsResult(
+        n_samples=int(n),
+        n_components=int(k),
+        mean_density=float(np.mean(counts) / n),
+        mean_l0=float(np.sum(counts) / n),
+        hoyer=hoyers,
+        max_coherence=float(np.max(coherence)),
+        n_dead=int(np.sum(dead)),
+        n_duplicates=len(pairs),
+        density=counts / n,
+        energy_share=energy / max(float(np.sum(energy)), np.finfo(np.float64).tiny),
+        unique_energy=_unique_energy(gram, squares),
+        coherence=coherence,
+        nearest=np.argmax(np.abs(cosines), axis=1) if k > 1 else np.full(1, -1),
+        dead=dead,
+        duplicates=pairs,
+    )
+
+
+def _code_sums(Z: Array, zero: float) -> tuple[np.ndarray, np.ndarray, float | None, bool]:
+    """Return non-zero counts per column, ``Z.T @ Z``, the mean Hoyer sparsity and whether no code is negative."""
+    xp = _xp.array_namespace(Z)
+    acc = _xp.accumulator_dtype(xp, _xp.device(Z))
+    k = int(Z.shape[1])
+    counts = gram = 0
+    sparsity, n_rows = 0.0, 0
+    for block in _xp.row_blocks(Z):
+        block = xp.astype(block, acc)
+        size = xp.abs(block)
+        counts = counts + xp.sum(xp.astype(size > zero, xp.int64), axis=0)
+        gram = gram + xp.matmul(xp.matrix_transpose(block), block)
+        length = row_norms(block)
+        used = length > 0
+        n_rows += int(xp.count_nonzero(used))
+        if k > 1:
+            ratio = xp.sum(size, axis=1) / xp.where(used, length, xp.ones_like(length))
+            sparsity += float(xp.sum(xp.where(used, math.sqrt(k) - ratio, xp.zeros_like(ratio))))
+    hoyer = None if k == 1 or n_rows == 0 else sparsity / n_rows / (math.sqrt(k) - 1)
+    return _xp.to_numpy(counts), _xp.to_numpy(gram).astype(np.float64), hoyer, bool(xp.min(Z) >= 0)
+
+
+def _unique_energy(gram: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    """Return ``|d_j|² / [gram^-1]_jj``, 0 where column j of the codes depends on the others."""
+    scale = np.sqrt(np.diag(gram))
+    safe = np.where(scale > 0, scale, 1.0)
+    correlation = gram / safe / safe[:, None]
+    np.fill_diagonal(correlation, 1.0 + _DEPENDENT)
+    values, vectors = np.linalg.eigh(correlation)
+    inverse = (vectors**2 / np.maximum(values, _DEPENDENT)) @ np.ones(len(values))
+    return squares * scale**2 / inverse

@@ -1,0 +1,136 @@
+import inspect
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+from sklearn.decomposition import FastICA
+from sklearn.exceptions import NotFittedError
+
+from isogeom import _xp
+from isogeom.decomposition import ICA, PCA, OvercompleteAdapter, SemiNMF
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* did not converge:sklearn.exceptions.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore:n_gaussian_=:UserWarning"),
+]
+MODELS = [
+    SemiNMF(3, random_state=0, tol=1e-3),
+    SemiNMF(3, alpha=0.05, random_state=0, tol=1e-3),
+    PCA(3),
+    PCA(3, whiten=True),
+    ICA(3, random_state=0),
+]
+# What a concept explainer touches: the abstract methods of overcomplete.base.BaseDictionaryLearning, its attributes,
+# and the torch.nn.Module methods that explainers call on it.
+PROTOCOL = ["encode", "decode", "fit", "get_dictionary", "nb_concepts", "device", "fitted", "to", "eval", "train"]
+
+
+@pytest.fixture
+def rows():
+    return np.random.default_rng(0).laplace(size=(80, 6)) + 1.0
+
+
+@pytest.fixture
+def overcomplete_base(monkeypatch):
+    """Abstract base class of the real package, or skip; its heavy optional imports are never used here."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    plt = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    for name in ("torchvision", "timm", "timm.data", "cv2", "skimage", "einops"):
+        if name not in sys.modules:
+            monkeypatch.setitem(sys.modules, name, mock.MagicMock())
+    # Removed from matplotlib 3.9, still called at import.
+    monkeypatch.setattr(plt.cm, "get_cmap", plt.get_cmap, raising=False)
+    return pytest.importorskip("overcomplete.base", reason="overcomplete is not installed").BaseDictionaryLearning
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_round_trip_in_every_library(model, as_array, rows):
+    X = as_array(rows)
+    adapter = OvercompleteAdapter(type(model)(**model.get_params()))
+    assert (adapter.fitted, adapter.nb_concepts) == (False, 3)
+    Z, D = adapter.fit(X)
+    assert (adapter.fitted, adapter.nb_concepts) == (True, 3)
+    assert tuple(Z.shape) == (80, 3)
+    assert tuple(D.shape) == (3, 6)
+    assert type(Z) is type(D)
+    np.testing.assert_allclose(_xp.to_numpy(adapter.encode(X)), _xp.to_numpy(Z), atol=1e-8)
+    expected = _xp.to_numpy(adapter.estimator.inverse_transform(Z))
+    np.testing.assert_allclose(_xp.to_numpy(adapter.decode(Z)), expected, atol=1e-10)
+
+
+def test_the_protocol_is_complete():
+    adapter = OvercompleteAdapter(SemiNMF(2))
+    assert [name for name in PROTOCOL if not hasattr(adapter, name)] == []
+    assert adapter.eval() is adapter
+    assert adapter.train(False) is adapter
+    assert "SemiNMF" in repr(adapter)
+
+
+def test_against_the_real_base_class(overcomplete_base):
+    for name in overcomplete_base.__abstractmethods__:
+        theirs = list(inspect.signature(getattr(overcomplete_base, name)).parameters)
+        ours = list(inspect.signature(getattr(OvercompleteAdapter, name)).parameters)
+        assert ours[: len(theirs)] == theirs
+    assert overcomplete_base.__abstractmethods__ <= set(PROTOCOL)
+
+
+def test_decoding_is_differentiable_and_agrees_with_importance(rows):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from isogeom.decomposition import concept_importance
+
+    X = torch.asarray(rows)
+    adapter = OvercompleteAdapter(PCA(3, whiten=True))
+    Z, D = adapter.fit(X)
+    head = torch.linspace(-1, 1, 6, dtype=torch.float64)
+    leaf = Z.clone().requires_grad_()
+    torch.tanh(adapter.decode(leaf) @ head).sum().backward()
+    slope = 1 - torch.tanh(adapter.decode(Z) @ head) ** 2
+    torch.testing.assert_close(concept_importance(Z, slope[:, None] * head, D), Z * leaf.grad)
+
+
+def test_batches_are_concatenated_in_order(rows):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from torch.utils.data import DataLoader, TensorDataset
+
+    X = torch.asarray(rows)
+    whole, batched = OvercompleteAdapter(PCA(2)), OvercompleteAdapter(PCA(2))
+    Z, _ = whole.fit(X)
+    loader = DataLoader(TensorDataset(X), batch_size=32)
+    torch.testing.assert_close(batched.fit(loader)[0], Z)
+    torch.testing.assert_close(batched.encode(loader), Z)
+    with pytest.raises(ValueError, match="x yielded no batches"):
+        batched.encode(iter(()))
+
+
+def test_moving_keeps_the_callers_estimator_as_it_is(rows):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    model = PCA(2).fit(torch.asarray(rows))
+    adapter = OvercompleteAdapter(model)
+    assert adapter.device == torch.device("cpu")
+    assert adapter.to("meta") is adapter
+    assert adapter.device == "meta"
+    assert adapter.get_dictionary().device.type == "meta"
+    assert model.components_.device.type == "cpu"
+    other = OvercompleteAdapter(PCA(2), device="cpu")
+    other.device = torch.device("cpu")
+    other.fit(torch.asarray(rows))
+    assert other.encode(torch.asarray(rows)).device.type == "cpu"
+
+
+def test_numpy_and_scikit_learn_models(rows):
+    adapter = OvercompleteAdapter(FastICA(3, random_state=0))
+    Z, D = adapter.to("cpu").fit(rows, max_iter=400)
+    assert adapter.estimator.max_iter == 400
+    np.testing.assert_allclose(D, adapter.estimator.mixing_.T, atol=1e-10)
+    np.testing.assert_allclose(adapter.decode(Z), adapter.estimator.inverse_transform(Z), atol=1e-10)
+
+
+def test_errors(rows):
+    adapter = OvercompleteAdapter(SemiNMF(2, random_state=0, tol=1e-3))
+    for call in (lambda: adapter.encode(rows), lambda: adapter.decode(rows), adapter.get_dictionary):
+        with pytest.raises(NotFittedError):
+            call()
+    adapter.fit(rows)
+    with pytest.raises(ValueError, match=r"z has shape \(80, 6\), expected \(n_samples, 2\)"):
+        adapter.decode(rows)
