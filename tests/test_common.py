@@ -13,9 +13,12 @@ ESTIMATORS = [
     PCA(),
     PCA(n_components=2, whiten=True),
     PCA(n_components=0.9),
+    PCA(svd_solver="full"),
+    PCA(n_components=1, svd_solver="randomized", random_state=0),
     ICA(),
     ICA(n_components=1, fun="exp"),
     ICA(n_components=2, fun="cube"),
+    ICA(n_components=2, n_init=2),
     SemiNMF(),
     SemiNMF(n_components=2, alpha=0.05),
     SemiNMF(n_components=2, init="svd"),
@@ -24,6 +27,8 @@ ESTIMATORS = [
     TangentProxy(ICA(n_components=2, random_state=0)),
     TangentProxy(SemiNMF(n_components=2, random_state=0)),
     TangentProxy(n_directions=0.5),
+    SemiNMF(n_components=2, alpha=0),
+    SemiNMF(n_components=3, ridge=0.1, center=True, chunk_size=7),
 ]
 
 

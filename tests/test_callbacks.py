@@ -1,0 +1,236 @@
+"""Progress and early stop through scikit-learn's callbacks, shown on a small iterative estimator."""
+
+import importlib.util
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.pipeline import make_pipeline
+
+from isogeom._validation import IterativeMixin, Steps, Transformer
+from isogeom.decomposition import ICA, SemiNMF
+
+
+class Power(IterativeMixin, Transformer):
+    """Leading direction of the Gram matrix by power iteration; stops where the value no longer rises."""
+
+    def __init__(self, max_iter=20, tol=0.0):
+        self.max_iter = max_iter
+        self.tol = tol
+
+    def fit(self, X, y=None):
+        X = self._check_X(X, reset=True)
+        vector, value, self.reason_ = np.ones(X.shape[1]), 0.0, "max_iter"
+        with self._iterations(self.max_iter, X) as step:
+            for n_iter in range(1, self.max_iter + 1):
+                self.n_iter_ = n_iter
+                image = X.T @ (X @ vector)
+                last, value = value, np.linalg.norm(image)
+                vector = image / value
+                if step({"value": value}, lambda v=vector: {"vector_": v}):
+                    self.reason_ = "callback"
+                    break
+                if abs(value - last) <= self.tol * value:
+                    self.reason_ = "tol"
+                    break
+        self.vector_ = vector
+        return self
+
+    def transform(self, X):
+        return X @ self.vector_[:, None]
+
+
+class Recorder:
+    """A callback that writes down every hook, and asks to stop after some iterations."""
+
+    def __init__(self, stop_after=None, fail_at=None):
+        self.stop_after, self.fail_at = stop_after, fail_at
+        self.events, self.values, self.codes = [], [], []
+
+    def setup(self, estimator, context):
+        self.events.append("setup")
+
+    def on_fit_task_begin(self, estimator, context):
+        self.events.append(f"begin {context.task_name}")
+
+    def on_fit_task_end(self, estimator, context, *, X=None, metadata=None, fitted_estimator=None):
+        self.events.append(f"end {context.task_name}")
+        if context.task_name != "iteration" or metadata is None:
+            return False
+        self.values.append(metadata["value"])
+        self.codes.append(fitted_estimator.transform(X))
+        if len(self.values) == self.fail_at:
+            raise RuntimeError("a callback failed")
+        return len(self.values) == self.stop_after
+
+    def teardown(self, estimator, context):
+        self.events.append("teardown")
+
+
+@pytest.fixture
+def X():
+    return np.random.default_rng(0).standard_normal((40, 5)) * [4, 3, 2, 1, 1]
+
+
+needs_callbacks = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn.callback") is None, reason="scikit-learn older than 1.9 has no callbacks"
+)
+
+
+@needs_callbacks
+def test_every_iteration_is_reported(X):
+    recorder = Recorder()
+    model = Power(max_iter=4).set_callbacks(recorder).fit(X)
+    middle = ["begin iteration", "end iteration"] * 4
+    assert recorder.events == ["setup", "begin fit", *middle, "end fit", "teardown"]
+    assert len(recorder.values) == model.n_iter_ == 4
+    np.testing.assert_array_equal(recorder.codes[-1], model.transform(X))
+
+
+@needs_callbacks
+def test_a_callback_stops_the_loop(X):
+    recorder = Recorder(stop_after=3)
+    model = Power(max_iter=50).set_callbacks(recorder).fit(X)
+    assert (model.n_iter_, model.reason_) == (3, "callback")
+    np.testing.assert_array_equal(model.vector_, Power(max_iter=3).fit(X).vector_)
+    assert recorder.events[-2:] == ["end fit", "teardown"]
+
+
+@needs_callbacks
+def test_convergence_before_max_iter_closes_the_begun_iteration(X):
+    recorder = Recorder()
+    model = Power(max_iter=500, tol=1e-10).set_callbacks(recorder).fit(X)
+    assert model.reason_ == "tol"
+    assert recorder.events.count("begin iteration") == recorder.events.count("end iteration")
+
+
+@needs_callbacks
+def test_a_failing_callback_is_torn_down_and_leaves_nothing_behind(X):
+    recorder = Recorder(fail_at=2)
+    model = Power().set_callbacks(recorder)
+    with pytest.raises(RuntimeError, match="a callback failed"):
+        model.fit(X)
+    assert recorder.events[-1] == "teardown"
+    assert not [name for name in vars(model) if name.startswith("_callback")]
+
+
+@needs_callbacks
+def test_callbacks_do_not_change_the_result(X):
+    np.testing.assert_array_equal(Power().set_callbacks(Recorder()).fit(X).vector_, Power().fit(X).vector_)
+
+
+@needs_callbacks
+def test_callbacks_survive_clone_and_can_be_removed(X):
+    recorder = Recorder()
+    model = clone(Power(max_iter=2).set_callbacks(recorder)).fit(X)
+    assert recorder.events
+    recorder.events.clear()
+    model.set_callbacks().fit(X)
+    assert recorder.events == []
+
+
+@needs_callbacks
+def test_progress_bar(X, capsys):
+    pytest.importorskip("rich", reason="rich is not installed")
+    from sklearn.callback import ProgressBar
+
+    Power(max_iter=7).set_callbacks(ProgressBar()).fit(X)
+    shown = capsys.readouterr().out
+    assert "Power" in shown
+    assert "100%" in shown
+
+
+@needs_callbacks
+def test_progress_of_a_pipeline_reaches_the_estimator(X, capsys):
+    pytest.importorskip("rich", reason="rich is not installed")
+    from sklearn.callback import ProgressBar
+
+    make_pipeline(Power(max_iter=3), Power(max_iter=3)).set_callbacks(ProgressBar()).fit(X)
+    assert "Power" in capsys.readouterr().out
+
+
+@needs_callbacks
+def test_what_is_no_callback_is_refused():
+    with pytest.raises(TypeError, match="FitCallback protocol"):
+        Power().set_callbacks("progress")
+
+
+def test_old_scikit_learn_fits_without_callbacks_and_says_what_is_missing(X, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.callback", None)
+    assert Power(max_iter=3).fit(X).n_iter_ == 3
+    with pytest.raises(ImportError, match=r"scikit-learn 1\.9 or later"):
+        Power().set_callbacks(Recorder())
+
+
+def test_without_callbacks_a_step_never_asks_to_stop():
+    step = Steps()
+    assert step({"value": 1.0}) is False
+    step.close()
+    assert not step.stop_requested
+
+
+def test_fitting_without_callbacks_loads_no_callback_package():
+    code = "import sys, isogeom.decomposition; print('sklearn.callback' in sys.modules, 'rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+class Objectives:
+    """A callback that writes down objectives, and asks to stop after some of them."""
+
+    def __init__(self, stop_after=None):
+        self.stop_after, self.values = stop_after, []
+
+    def setup(self, estimator, context):
+        self.values.clear()
+
+    def on_fit_task_begin(self, estimator, context):
+        pass
+
+    def on_fit_task_end(self, estimator, context, *, metadata=None):
+        if context.task_name != "iteration" or metadata is None:
+            return False
+        self.values.append(metadata["objective"])
+        return len(self.values) == self.stop_after
+
+    def teardown(self, estimator, context):
+        pass
+
+
+@needs_callbacks
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        SemiNMF(3, alpha=0.1, init="kmeans", tol=1e-9, random_state=0),
+        ICA(3, fun="exp", tol=1e-9, random_state=0),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_decompositions_report_and_can_be_stopped(estimator):
+    rows = np.random.default_rng(1).laplace(size=(300, 6))
+    whole = clone(estimator)
+    everything = Objectives()
+    whole.set_callbacks(everything).fit(rows)
+    plain = clone(estimator).fit(rows)
+    np.testing.assert_array_equal(whole.components_, plain.components_)
+    assert len(everything.values) > 3
+    stopped = clone(estimator)
+    seen = Objectives(stop_after=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        stopped.set_callbacks(seen).fit(rows)
+    assert seen.values == everything.values[:2]
+    assert not stopped.converged_
+    assert np.isfinite(stopped.transform(rows)).all()
+
+
+@needs_callbacks
+def test_a_stopped_fit_of_semi_nmf_says_so():
+    rows = np.random.default_rng(1).laplace(size=(300, 6))
+    model = SemiNMF(3, alpha=0.1, init="kmeans", tol=1e-9, random_state=0)
+    assert model.set_callbacks(Objectives(stop_after=2)).fit(rows).stop_reason_ == "callback"
+    assert model.n_iter_ == 2
