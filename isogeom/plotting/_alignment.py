@@ -44,6 +44,7 @@ class TangentAlignmentDisplay:
     """
 
     def __init__(self, results: Mapping[tuple[str, str], TangentAlignmentResult]) -> None:
+        _check_results(results)
         self.results = dict(results)
         self.probes = list(dict.fromkeys(probe for probe, _ in self.results))
         self.regimes = list(dict.fromkeys(regime for _, regime in self.results))
@@ -66,15 +67,8 @@ class TangentAlignmentDisplay:
         ValueError
             If `results` is empty or a key is not a (probe, regime) pair.
         TypeError
-            If a value is not a TangentAlignmentResult.
+            If `results` is no mapping, or a value is not a TangentAlignmentResult.
         """
-        if not results:
-            raise ValueError("results is empty: pass {(probe, regime): result}, at least one.")
-        for key, value in results.items():
-            if not (isinstance(key, tuple) and len(key) == 2):
-                raise ValueError(f"results has the key {key!r}: keys must be (probe, regime) pairs.")
-            if not isinstance(value, TangentAlignmentResult):
-                raise TypeError(f"results[{key!r}] must be a TangentAlignmentResult, got {type(value).__name__}.")
         return cls(results)
 
     def null_band(self, probe: str, regime: str) -> tuple[float, float] | None:
@@ -197,3 +191,16 @@ def _legend_below(ax: Any) -> None:
     ax.legend(
         handles, labels, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, frameon=False
     )
+
+
+def _check_results(results: Any) -> None:
+    """Raise unless `results` maps (probe, regime) pairs to results."""
+    if not isinstance(results, Mapping):
+        raise TypeError(f"results must be a mapping {{(probe, regime): result}}, got {type(results).__name__}.")
+    if not results:
+        raise ValueError("results is empty: pass {(probe, regime): result}, at least one.")
+    for key, value in results.items():
+        if not (isinstance(key, tuple) and len(key) == 2):
+            raise ValueError(f"results has the key {key!r}: keys must be (probe, regime) pairs.")
+        if not isinstance(value, TangentAlignmentResult):
+            raise TypeError(f"results[{key!r}] must be a TangentAlignmentResult, got {type(value).__name__}.")

@@ -13,13 +13,13 @@ from isogeom._linalg import row_norms
 from isogeom._moments import Moments, merge_all
 from isogeom._random import check_rng
 from isogeom._results import Result
-from isogeom._validation import check_same_library, check_sample_rows
+from isogeom._validation import check_sample_rows
 from isogeom._xp import Array
 from isogeom.tangent._proxy import TangentProxy
 from isogeom.tangent._statistics import Settings, alignment_fields, check_groups, rows_by_group, take_rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TangentAlignmentResult(Result):
     """Outcome of :func:`tangent_alignment_test`; every number is a plain Python or NumPy one.
 
@@ -169,9 +169,9 @@ def _as_parts(G: Any, proxy: TangentProxy, groups: Any, aggregate: str) -> tuple
         if aggregate != "pooled":
             raise ValueError(f"aggregate={aggregate!r} needs the rows of G; moments allow aggregate='pooled' only.")
         parts = [G] if streamed else list(G)
-        for part in parts:
-            _check_moments(part, proxy)
-        return parts, not streamed
+        return [proxy._check_gradient_moments(part) for part in parts], not streamed
+    if isinstance(G, Sequence) and len(G) == 0:
+        raise ValueError("G is empty: pass gradients of shape (n_samples, n_features), Moments, or a list of Moments.")
     G = check_sample_rows(
         G, name="G", owner="tangent_alignment_test", n_features=proxy.n_features_in_, like=proxy.basis_
     )
@@ -181,14 +181,6 @@ def _as_parts(G: Any, proxy: TangentProxy, groups: Any, aggregate: str) -> tuple
     if labels is None:
         return [Moments().update(G)], False
     return [Moments().update(take_rows(G, rows)) for rows in rows_by_group(labels)], True
-
-
-def _check_moments(part: Moments, proxy: TangentProxy) -> None:
-    if part.n_features != proxy.n_features_in_:
-        raise ValueError(
-            f"G has moments of {part.n_features} features, but the proxy was fitted on {proxy.n_features_in_}."
-        )
-    check_same_library(part.mean, proxy.basis_, owner="tangent_alignment_test", method="G")
 
 
 def _unit_rows(G: Array, labels: np.ndarray | None) -> tuple[Array, np.ndarray | None]:

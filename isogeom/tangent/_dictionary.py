@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from isogeom import _xp
-from isogeom._validation import check_rows, check_same_library
+from isogeom._validation import check_beside, check_rows
 from isogeom._xp import Array
 from isogeom.decomposition import PCA
 
@@ -28,9 +28,19 @@ def dictionary_of(decomposition: Any) -> Array:
         return decomposition.components_
     raise TypeError(
         f"{type(decomposition).__name__} has none of dictionary_, mixing_ and components_ after fit: pass a "
-        f"decomposition, "
-        "such as isogeom.decomposition.PCA, ICA or SemiNMF."
+        "decomposition, such as isogeom.decomposition.PCA, ICA or SemiNMF."
     )
+
+
+def check_decomposition(decomposition: Any) -> Any:
+    """Return `decomposition` if it is an estimator that can have a dictionary, or raise TypeError."""
+    methods = all(callable(getattr(decomposition, name, None)) for name in ("fit", "transform"))
+    if isinstance(decomposition, type) or not methods:
+        raise TypeError(
+            f"decomposition={decomposition!r} must be an estimator instance with fit and transform, such as "
+            "isogeom.decomposition.PCA(), or None."
+        )
+    return decomposition
 
 
 def pca_directions(pca: PCA) -> tuple[Array, np.ndarray]:
@@ -42,7 +52,9 @@ def pca_directions(pca: PCA) -> tuple[Array, np.ndarray]:
 def weighted_directions(decomposition: Any, X: Array) -> tuple[Array, np.ndarray]:
     """Right singular vectors and singular values of the atoms weighted by the RMS of their codes."""
     atoms = dictionary_of(decomposition)
-    check_same_library(atoms, X, owner=type(decomposition).__name__, method="fit")
+    # scikit-learn's own estimators turn CPU tensors into numpy arrays silently.
+    name = type(decomposition).__name__
+    check_beside(atoms, X, name=f"The dictionary of {name}", other_name="X (use isogeom's, or numpy rows)")
     xp = _xp.array_namespace(X)
     acc = _xp.accumulator_dtype(xp, _xp.device(X))
     energy: Any = 0.0

@@ -6,19 +6,29 @@ from typing import Any
 
 import numpy as np
 
+from isogeom import _xp
 from isogeom._random import check_rng
 from isogeom._validation import check_integer
 
 # Doubles drawn at a time: 32 MiB, whatever the number of resamples.
 _DRAW_SIZE = 2**22
+# The variance needs squares of sums of eigenvalues.
+_LARGEST = 1e140
 
 
 def _check_spectrum(spectrum: Any, rank: Any) -> tuple[np.ndarray, int]:
-    values = np.asarray(spectrum, dtype=np.float64)
+    values = _xp.to_numpy(spectrum)
+    if np.iscomplexobj(values):
+        raise ValueError("spectrum is complex: pass the real eigenvalues of a symmetric matrix (eigvalsh).")
+    values = values.astype(np.float64)
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"spectrum must be a non-empty vector of eigenvalues, got shape {values.shape}.")
     if not np.all(np.isfinite(values)):
         raise ValueError("spectrum contains NaN or infinity.")
+    if np.abs(values).max() > _LARGEST:
+        raise ValueError(
+            f"spectrum has values beyond {_LARGEST:g}, whose squares overflow: divide it by its sum first."
+        )
     return values, check_integer(rank, "rank", low=1, high=values.size, hint="It is the rank of the random subspace.")
 
 

@@ -12,19 +12,19 @@ from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
 from isogeom import _xp
-from isogeom._linalg import captured, complement_basis, eigh_descending, quadratic_form
+from isogeom._linalg import captured, complement_basis, eigh_descending, eigh_top, remove_directions
 from isogeom._moments import Moments
 from isogeom._validation import (
     Transformer,
+    check_beside,
     check_choice,
     check_integer,
-    check_same_library,
     check_sample_rows,
 )
 from isogeom._xp import Array
 from isogeom.decomposition import PCA
 from isogeom.decomposition._base import expand, project
-from isogeom.tangent._dictionary import pca_directions, weighted_directions
+from isogeom.tangent._dictionary import check_decomposition, pca_directions, weighted_directions
 
 CONTROLS = ("next", "complement", "lowest")
 
@@ -72,8 +72,9 @@ class TangentProxy(Transformer):
     Notes
     -----
     With codes Z and dictionary D, the directions are the first r right singular vectors of ``diag(rms(Z)) @ D``: the
-    atoms weighted by how much they are used. For PCA these are the leading components. The rank test is relative to the
-    largest singular value, at ``n_features * eps`` of the dtype of `X`.
+    atoms weighted by how much they are used. For PCA these are the leading components; and for ICA too: its sources are
+    uncorrelated with unit variance, so ``D.T @ D`` is the covariance on their span, and an ICA proxy has the axes of
+    PCA. The rank test is relative to the largest singular value, at ``n_features * eps`` of the dtype of `X`.
 
     References
     ----------
@@ -100,7 +101,8 @@ class TangentProxy(Transformer):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        if self.decomposition is not None:
+        # What is no estimator is reported by fit, which names the parameter.
+        if hasattr(self.decomposition, "__sklearn_tags__") and not isinstance(self.decomposition, type):
             inner = get_tags(self.decomposition)
             tags.array_api_support = inner.array_api_support
             tags.non_deterministic = inner.non_deterministic
@@ -133,7 +135,7 @@ class TangentProxy(Transformer):
         TypeError
             If the decomposition has no dictionary, or `X` is Moments and the decomposition needs rows.
         """
-        base = PCA() if self.decomposition is None else self.decomposition
+        base = PCA() if self.decomposition is None else check_decomposition(self.decomposition)
         streamed = isinstance(X, Moments)
         if streamed:
             moments = self._check_moments(X, base)
@@ -165,8 +167,12 @@ class TangentProxy(Transformer):
     def _check_moments(self, moments: Moments, base: Any) -> Moments:
         if type(base) is not PCA:
             raise TypeError(
-                f"{type(base).__name__} needs rows, got Moments: pass the activations, or use decomposition=PCA()."
+                f"{type(base).__name__} needs rows, got Moments: pass the activations, or use decomposition=PCA() (a "
+                "fitted or other decomposition is weighted by its codes, which moments do not hold)."
             )
+        # Names seen by an earlier fit on a frame mean nothing for moments.
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
         if (moments.n_features or 0) < 2 or moments.count < 2:
             raise ValueError(f"TangentProxy needs moments of at least 2 rows and 2 features, got {moments!r}.")
         self.n_features_in_ = int(moments.n_features or 0)
@@ -198,15 +204,14 @@ class TangentProxy(Transformer):
             if not 0 < r < 1:
                 raise ValueError(
                     f"n_directions={r!r} must lie strictly between 0 and 1 when it is a float (share of variance to "
-                    f"reach); "
-                    "pass an int for a rank."
+                    "reach); pass an int for a rank."
                 )
             reachable = min(rank, d - 1)
             if shares[reachable - 1] < r:
                 raise ValueError(
                     f"n_directions={r!r} is out of reach: the dictionary's {reachable} directions hold "
                     f"{shares[reachable - 1]:.4f} of the variance. Ask for less, or raise the decomposition's "
-                    f"n_components."
+                    "n_components."
                 )
             return int(np.argmax(shares >= r)) + 1
         r = check_integer(r, "n_directions", low=1)
@@ -215,8 +220,7 @@ class TangentProxy(Transformer):
         if r > rank:
             raise ValueError(
                 f"n_directions={r} exceeds the rank {rank} of the dictionary of "
-                f"{type(self.decomposition_).__name__}: lower "
-                "it, raise the decomposition's n_components or add rows."
+                f"{type(self.decomposition_).__name__}: lower it, raise the decomposition's n_components or add rows."
             )
         return r
 
@@ -332,16 +336,18 @@ class TangentProxy(Transformer):
         if 2 * r > d:
             raise ValueError(
                 f"No matched-rank normal control exists: n_directions={r} is more than half of n_features={d}. Fit "
-                f"the proxy "
-                f"with n_directions <= {d // 2}."
+                f"the proxy with n_directions <= {d // 2}."
             )
         xp = _xp.array_namespace(self.basis_)
-        normal = complement_basis(self._basis64())
-        if control != "complement":
-            _, axes = eigh_descending(quadratic_form(normal, self.covariance_))
-            axes = axes[:r, :] if control == "next" else axes[d - 2 * r :, :]
-            normal = xp.matmul(axes, normal)
-        return xp.astype(normal[:r, :], self.basis_.dtype)
+        tangent = self._basis64()
+        if control == "complement":
+            return xp.astype(complement_basis(tangent)[:r, :], self.basis_.dtype)
+        # Shifting the tangent directions below every variance leaves the normal ones first, with no basis to build.
+        shift = float(xp.linalg.trace(self.covariance_))
+        deflated = remove_directions(self.covariance_, tangent)
+        deflated = deflated - shift * xp.matmul(xp.matrix_transpose(tangent), tangent)
+        axes = eigh_top(deflated, r)[1] if control == "next" else eigh_descending(deflated)[1][d - 2 * r : d - r, :]
+        return xp.astype(axes, self.basis_.dtype)
 
     def _basis64(self) -> Array:
         """The basis in the accumulator's dtype, orthonormal to that precision."""
@@ -352,28 +358,37 @@ class TangentProxy(Transformer):
         signs = xp.sign(xp.linalg.diagonal(upper))
         return xp.matrix_transpose(q * signs)
 
-    def _gradient_gram(self, G: Any) -> Array:
+    def _check_gradient_moments(self, G: Moments) -> Moments:
+        """Validate moments of gradients: some rows, as many features, beside the proxy."""
+        if G.count == 0:
+            raise ValueError("G has moments of no rows: add gradients with update() first.")
+        if G.n_features != self.n_features_in_:
+            raise ValueError(
+                f"G has moments of {G.n_features} features, but the proxy was fitted on {self.n_features_in_} features."
+            )
+        check_beside(G.mean, self.basis_, name="G")
+        return G
+
+    def _gradient_gram(self, G: Any, name: str = "G") -> Array:
         """Uncentred second moments of gradients, in the accumulator's dtype."""
         if isinstance(G, Moments):
-            if G.n_features != self.n_features_in_:
-                raise ValueError(
-                    f"G has moments of {G.n_features} features, but TangentProxy is expecting {self.n_features_in_} "
-                    f"features as input."
-                )
-            check_same_library(G.mean, self.basis_, owner="TangentProxy", method="share")
-            return G.gram()
-        G = check_sample_rows(G, name="G", owner="TangentProxy", n_features=self.n_features_in_, like=self.basis_)
+            return self._check_gradient_moments(G).gram()
+        G = check_sample_rows(G, name=name, owner="TangentProxy", n_features=self.n_features_in_, like=self.basis_)
         return Moments().update(G).gram()
 
     def _scored_gram(self, X: Any, y: Any) -> Array:
         """Second moments of what `score` looks at: the gradients in `y`, or the centred rows of `X`."""
-        if y is not None and getattr(y, "ndim", np.ndim(y) if not _xp.is_foreign(y) else 0) == 2:
-            if y.shape[1] != self.n_features_in_:
-                raise ValueError(
-                    f"y has shape {tuple(y.shape)}, but gradients must have {self.n_features_in_} columns like X: pass "
-                    "gradients of shape (n_gradients, n_features), one-dimensional labels, or None."
-                )
+        if isinstance(y, Moments):
             return self._gradient_gram(y)
+        shape = () if y is None else tuple(y.shape) if hasattr(y, "shape") else np.shape(y)
+        if y is not None and len(shape) != 1:
+            if len(shape) != 2 or shape[1] != self.n_features_in_:
+                raise ValueError(
+                    f"y has shape {shape}, but gradients must have {self.n_features_in_} columns like X: pass "
+                    f"gradients of "
+                    "shape (n_gradients, n_features), one-dimensional labels, or None."
+                )
+            return self._gradient_gram(y, "y")
         self._check_fitted_library(X, "basis_", "score")
         X = self._check_X(X, reset=False)
         xp = _xp.array_namespace(X)
@@ -388,7 +403,6 @@ class TangentProxy(Transformer):
         if not total > 0:
             raise ValueError(
                 "Every row is zero, so its energy share is 0/0: check that the loss depends on this layer and that "
-                "padding "
-                "was excluded."
+                "padding was excluded."
             )
         return min(max(captured(self._basis64(), gram) / total, 0.0), 1.0), total

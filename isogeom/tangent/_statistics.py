@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,20 +60,20 @@ def alignment_fields(
 ) -> dict[str, Any]:
     """Fields of a TangentAlignmentResult from the moments of all gradient rows, and of each group."""
     r, d = proxy.n_directions_, proxy.n_features_in_
-    normal = proxy.normal_control(settings.control)
+    spaces = Spaces.of(proxy, settings)
     gram = whole.gram()
     share_tangent, total = proxy._energy(gram)
     xp = _xp.array_namespace(gram)
-    tangent, normal = proxy._basis64(), xp.astype(normal, gram.dtype)
-    share_normal = min(max(captured(normal, gram) / total, 0.0), 1.0)
+    share_normal = min(max(captured(spaces.normal, gram) / total, 0.0), 1.0)
 
-    # The null only needs the spectrum of the second moments inside the normal space.
-    inside = quadratic_form(complement_basis(tangent), gram / total)
-    spectrum = np.maximum(_xp.to_numpy(xp.linalg.eigvalsh(inside)), 0.0)
+    # The null only needs the spectrum of the second moments inside the normal space. Projecting the proxy out leaves
+    # that spectrum and r zeros, which are the smallest: nothing else is negative but rounding.
+    inside = remove_directions(gram / total, spaces.tangent)
+    spectrum = np.maximum(np.sort(_xp.to_numpy(xp.linalg.eigvalsh(inside)))[r:], 0.0)
     null = haar_null(spectrum, r, n_resamples=settings.n_resamples, rng=generator)
     mean, variance = haar_moments(spectrum, r)
-    change_tangent, change_normal = isotropy_changes(whole, tangent, normal, settings)
-    pvalue, n_groups = (None, 0) if groups is None else _sign_test(groups, tangent, normal, settings)
+    change_tangent, change_normal = isotropy_changes(whole, spaces, settings)
+    pvalue, n_groups = (None, 0) if groups is None else _sign_test(groups, spaces, settings)
     return {
         "n_samples": whole.count,
         "n_features": d,
@@ -98,9 +99,34 @@ def ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator > 0 else math.inf
 
 
-def isotropy_changes(
-    moments: Moments, tangent: Array, normal: Array, settings: Settings
-) -> tuple[float | None, float | None]:
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """The proxy and its normal control in the accumulator's dtype, and what is left when each is removed."""
+
+    tangent: Array
+    normal: Array
+    # Bases of the two complements, where isotropy refers to their dimension; None for the ambient one.
+    left: tuple[Array, Array] | None
+
+    @classmethod
+    def of(cls, proxy: TangentProxy, settings: Settings) -> Spaces:
+        """Build the spaces once: they depend on the proxy alone, not on the gradients."""
+        tangent = proxy._basis64()
+        xp = _xp.array_namespace(tangent)
+        normal = xp.astype(proxy.normal_control(settings.control), tangent.dtype)
+        ambient = settings.denominator == "ambient"
+        return cls(tangent, normal, None if ambient else (complement_basis(tangent), complement_basis(normal)))
+
+    def remove(self, covariance: Array) -> Iterator[Array]:
+        """Yield the covariance without the proxy, then without the control."""
+        if self.left is None:
+            yield remove_directions(covariance, self.tangent)
+            yield remove_directions(covariance, self.normal)
+        else:
+            yield from (quadratic_form(basis, covariance) for basis in self.left)
+
+
+def isotropy_changes(moments: Moments, spaces: Spaces, settings: Settings) -> tuple[float | None, float | None]:
     """Change of IsoScore* in percent when each subspace is removed; None where a score is 0/0."""
     if moments.count < 2:
         return None, None
@@ -113,11 +139,7 @@ def isotropy_changes(
     floor = total * covariance.shape[0] * float(xp.finfo(covariance.dtype).eps)
     before = isoscore_star(covariance=covariance, shrinkage=settings.shrinkage)
     changes: list[float | None] = []
-    for basis in (tangent, normal):
-        if settings.denominator == "ambient":
-            left = remove_directions(covariance, basis)
-        else:
-            left = quadratic_form(complement_basis(basis), covariance)
+    for left in spaces.remove(covariance):
         if float(xp.linalg.trace(left)) <= floor or before <= 0 or left.shape[0] < 2:
             changes.append(None)
         else:
@@ -125,21 +147,20 @@ def isotropy_changes(
     return changes[0], changes[1]
 
 
-def _sign_test(groups: list[Moments], tangent: Array, normal: Array, settings: Settings) -> tuple[float, int]:
+def _sign_test(groups: list[Moments], spaces: Spaces, settings: Settings) -> tuple[float | None, int]:
     """One-sided exact sign test over groups, and the number of groups that have both changes."""
-    changes = [isotropy_changes(moments, tangent, normal, settings) for moments in groups]
+    changes = [isotropy_changes(moments, spaces, settings) for moments in groups]
     defined = [(t, n) for t, n in changes if t is not None and n is not None]
     if len(defined) < len(groups):
         warnings.warn(
             f"{len(groups) - len(defined)} of {len(groups)} groups have no isotropy change (no variance before or "
-            f"after a "
-            "removal) and are left out of the sign test.",
+            "after a removal) and are left out of the sign test.",
             UserWarning,
             stacklevel=4,
         )
     wins = sum(t > n for t, n in defined)
     losses = sum(t < n for t, n in defined)
-    return sign_test_pvalue(wins, losses), len(defined)
+    return (sign_test_pvalue(wins, losses) if defined else None), len(defined)
 
 
 def sign_test_pvalue(wins: int, losses: int) -> float:
@@ -153,12 +174,19 @@ def check_groups(groups: Any, n: int) -> np.ndarray:
     labels = _xp.to_numpy(groups)
     if labels.shape != (n,):
         raise ValueError(f"groups must have shape ({n},), one label per row of G, got shape {labels.shape}.")
-    _, counts = np.unique(labels, return_counts=True)
+    # A NaN equals no label, not even itself: its rows would be lost.
+    if any(label is None or label != label for label in labels.tolist()):
+        raise ValueError(
+            "groups holds a missing label (NaN or None): every row of G belongs to a step; drop those rows."
+        )
+    try:
+        _, counts = np.unique(labels, return_counts=True)
+    except TypeError as error:
+        raise TypeError("groups mixes labels that cannot be compared: use integers, or strings.") from error
     if counts.min() < 2:
         raise ValueError(
             "groups has a label with a single row, which has no covariance: use labels that gather at least 2 rows "
-            "each, "
-            "such as evaluation batches."
+            "each, such as evaluation batches."
         )
     return labels
 

@@ -59,6 +59,10 @@ def test_infinite_ratios_and_undefined_changes_are_left_out():
 
 
 def test_bad_input_is_named(results):
+    with pytest.raises(TypeError, match="results must be a mapping"):
+        TangentAlignmentDisplay.from_results(list(results.values()))
+    with pytest.raises(ValueError, match="results is empty"):
+        TangentAlignmentDisplay({})
     with pytest.raises(ValueError, match="results is empty"):
         TangentAlignmentDisplay.from_results({})
     with pytest.raises(ValueError, match="'T1_in'"):

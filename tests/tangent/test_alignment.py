@@ -6,7 +6,7 @@ from oracles.tangent import delta_isotropy, energy_share, isoscore_star_by_eigen
 from scipy import stats
 
 from isogeom import Moments
-from isogeom.tangent import TangentProxy, tangent_alignment_test
+from isogeom.tangent import TangentProxy, haar_moments, tangent_alignment_test
 from isogeom.tangent._statistics import sign_test_pvalue
 
 
@@ -193,6 +193,49 @@ def test_groups_without_variance_are_left_out_with_a_warning(case):
     assert r.n_groups == 12
 
 
+def test_a_sign_test_without_a_usable_group_was_not_made(case):
+    _, _, proxy = case
+    G = np.repeat(np.random.default_rng(0).standard_normal((3, 10)), 20, axis=0)
+    with pytest.warns(UserWarning, match="3 of 3 groups"):
+        r = tangent_alignment_test(G, proxy, groups=np.repeat([0, 1, 2], 20), rng=0)
+    assert (r.sign_test_pvalue, r.n_groups) == (None, 0)
+
+
+@pytest.mark.parametrize("missing", [np.nan, None])
+def test_missing_labels_are_an_error_not_lost_rows(case, missing):
+    _, G, proxy = case
+    labels = np.repeat(np.arange(4.0), 60).astype(object if missing is None else float)
+    labels[:7] = missing
+    with pytest.raises(ValueError, match="groups holds a missing label"):
+        tangent_alignment_test(G, proxy, groups=labels)
+
+
+def test_labels_may_be_strings_but_not_mixed(case):
+    _, G, proxy = case
+    labels = np.repeat(["a", "b", "c", "d"], 60)
+    assert tangent_alignment_test(G, proxy, groups=labels, rng=0).n_groups == 4
+    mixed = labels.astype(object)
+    mixed[:60] = 1
+    with pytest.raises(TypeError, match="groups mixes labels"):
+        tangent_alignment_test(G, proxy, groups=mixed)
+
+
+def test_results_compare_by_identity_and_hash(case):
+    _, G, proxy = case
+    a, b = (tangent_alignment_test(G, proxy, rng=0) for _ in range(2))
+    assert a != b
+    assert len({a, b, a}) == 2
+
+
+def test_spectrum_of_the_null_is_that_of_the_normal_space(case):
+    _, G, proxy = case
+    r = tangent_alignment_test(G, proxy, n_resamples=1, rng=0)
+    normal = np.linalg.svd(proxy.basis_)[2][3:]
+    values = np.linalg.eigvalsh((G @ normal.T).T @ (G @ normal.T) / np.sum(G**2))
+    mean, variance = haar_moments(values, 3)
+    assert r.zscore == pytest.approx((r.share_tangent - mean) / np.sqrt(variance), rel=1e-9)
+
+
 def test_result_prints_and_turns_into_a_table(case):
     _, G, proxy = case
     r = tangent_alignment_test(G, proxy, rng=0)
@@ -240,6 +283,8 @@ def test_bad_input_is_named(case):
         tangent_alignment_test(np.zeros_like(G), proxy, aggregate="mean")
     with pytest.raises(ValueError, match="n_directions=6 is more than half"):
         tangent_alignment_test(G, TangentProxy(n_directions=6).fit(X))
+    with pytest.raises(ValueError, match="G is empty"):
+        tangent_alignment_test([], proxy)
     m = Moments().update(G)
     with pytest.raises(ValueError, match="groups cannot be combined with Moments"):
         tangent_alignment_test([m, m], proxy, groups=[0, 1])

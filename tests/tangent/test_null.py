@@ -53,6 +53,8 @@ def test_draws_do_not_depend_on_their_block_size(monkeypatch):
         ([], 1, ValueError, "non-empty"),
         ([[1.0]], 1, ValueError, "vector"),
         ([1.0, np.nan], 1, ValueError, "NaN"),
+        ([1.0, 1j], 1, ValueError, "complex"),
+        ([1.0, 1e200], 1, ValueError, "squares overflow"),
         ([1.0, 2.0], 3, ValueError, "rank=3 must be at least 1 and at most 2"),
         ([1.0, 2.0], 0, ValueError, "rank=0"),
         ([1.0, 2.0], 1.5, TypeError, "rank=1.5 must be an integer"),

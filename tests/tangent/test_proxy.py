@@ -8,6 +8,7 @@ from sklearn.decomposition import NMF, FastICA, TruncatedSVD
 from sklearn.decomposition import PCA as SklearnPCA
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, TimeSeriesSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -216,6 +217,29 @@ def test_fit_from_moments_equals_fit_from_rows(data):
     assert streamed.share(G) == pytest.approx(rows.share(G), rel=1e-10)
 
 
+def test_names_of_an_earlier_frame_are_forgotten_by_moments(data):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X, G, _ = data
+    proxy = TangentProxy(n_directions=3).fit(pandas.DataFrame(X, columns=list("abcdefghijkl")))
+    proxy.fit(Moments().update(X[:, :8]))
+    assert not hasattr(proxy, "feature_names_in_")
+    assert proxy.transform(pandas.DataFrame(G[:, :8], columns=list("stuvwxyz"))).shape == (300, 3)
+
+
+def test_controls_of_tiny_activations_are_those_of_large_ones(data):
+    X, _, _ = data
+    plain, tiny = TangentProxy(n_directions=3).fit(X), TangentProxy(n_directions=3).fit(X * 1e-12)
+    for control in ("next", "lowest"):
+        assert angle(plain.normal_control(control), tiny.normal_control(control)) < 1e-6
+
+
+def test_an_ica_proxy_has_the_axes_of_pca():
+    """Uncorrelated sources of unit variance: the atoms' second moment is the covariance on their span."""
+    X = np.random.default_rng(0).laplace(size=(600, 5)) @ np.random.default_rng(1).standard_normal((5, 12))
+    ica = TangentProxy(ICA(5, random_state=0), n_directions=2).fit(X)
+    assert angle(ica.basis_, TangentProxy(n_directions=2).fit(X).basis_) < 1e-5
+
+
 def test_fit_never_uses_y(data):
     X, G, _ = data
     np.testing.assert_array_equal(TangentProxy().fit(X).basis_, TangentProxy().fit(X, G[: len(X)]).basis_)
@@ -261,11 +285,12 @@ def test_libraries_do_not_mix(data):
     proxy = TangentProxy(n_directions=3).fit(torch.asarray(X))
     with pytest.raises(ValueError, match="must use the same namespace"):
         proxy.transform(X)
-    with pytest.raises(ValueError, match="must use the same namespace"):
-        proxy.share(G)
-    with pytest.raises(ValueError, match="must use the same namespace"):
-        proxy.share(Moments().update(G))
-    with pytest.raises(ValueError, match="must use the same namespace"):
+    for gradients in (G, Moments().update(G)):
+        with pytest.raises(ValueError, match="G is on numpy, the fitted proxy on torch on device cpu"):
+            proxy.share(gradients)
+    with pytest.raises(ValueError, match="y is on numpy, the fitted proxy on torch"):
+        proxy.score(torch.asarray(X), G)
+    with pytest.raises(ValueError, match=r"The dictionary of TruncatedSVD is on numpy, X .* on torch"):
         TangentProxy(TruncatedSVD(3)).fit(torch.asarray(X))
 
 
@@ -342,6 +367,9 @@ def test_bad_input_is_named(data):
         TangentProxy().fit(X[:1])
     with pytest.raises(TypeError, match="FunctionTransformer has none of dictionary_, mixing_ and components_"):
         TangentProxy(FunctionTransformer()).fit(X)
+    for wrong in ("pca", 3, PCA, LogisticRegression()):
+        with pytest.raises(TypeError, match=r"decomposition=.* must be an estimator instance with fit and transform"):
+            TangentProxy(wrong).fit(X)
     with pytest.raises(TypeError, match="SemiNMF needs rows, got Moments"):
         TangentProxy(SemiNMF(2)).fit(Moments().update(X))
     with pytest.raises(ValueError, match="at least 2 rows"):
@@ -357,6 +385,15 @@ def test_bad_gradients_are_named(data):
         proxy.score(X, G[:, :5])
     with pytest.raises(ValueError, match="y has shape"):
         proxy.score(X, np.zeros((400, 1)))
+    with pytest.raises(ValueError, match=r"y has shape \(10, 40, 12\)"):
+        proxy.score(X, X.reshape(10, 40, 12))
+    with pytest.raises(ValueError, match=r"y has shape \(\)"):
+        proxy.score(X, 3.0)
+    with pytest.raises(ValueError, match="Input y contains NaN"):
+        proxy.score(X, np.full((2, 12), np.nan))
+    assert proxy.score(X, G.tolist()) == proxy.score(X, G)
+    with pytest.raises(ValueError, match="moments of no rows"):
+        proxy.share(Moments())
     with pytest.raises(ValueError, match="Every row is zero"):
         proxy.share(np.zeros((3, 12)))
     with pytest.raises(ValueError, match="G has 5 features"):

@@ -103,6 +103,16 @@ def test_mixed_precision_pairs(case):
     assert mixed.share_tangent == pytest.approx(plain.share_tangent, rel=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_scale_of_float32_factors_does_not_matter(case, scale):
+    X, G, proxy = case
+    plain = weight_alignment_test(X.astype(np.float32), G.astype(np.float32), proxy, n_permutations=9, rng=0)
+    scaled = (X * scale).astype(np.float32), (G * scale).astype(np.float32)
+    r = weight_alignment_test(*scaled, proxy, n_permutations=9, rng=0)
+    assert r.share_tangent == pytest.approx(plain.share_tangent, rel=1e-5)
+    assert r.shuffled_pvalue == plain.shuffled_pvalue
+
+
 def test_blocks_do_not_change_the_weight_gradient(case, monkeypatch):
     X, G, proxy = case
     whole = weight_alignment_test(X, G, proxy, n_permutations=0, rng=0)
@@ -122,9 +132,14 @@ def test_bad_input_is_named(case):
         weight_alignment_test(X[:1], G[:1], proxy)
     with pytest.raises(ValueError, match="n_permutations=-1 must be at least 0"):
         weight_alignment_test(X, G, proxy, n_permutations=-1)
-    with pytest.raises(ValueError, match="Every row is zero"):
+    with pytest.raises(ValueError, match="Every entry of G is zero"):
         weight_alignment_test(X, np.zeros_like(G), proxy)
     with pytest.raises(ValueError, match="No pairing"):
         shuffled_pairing_share(X, np.zeros_like(G), proxy.basis_)
+    with pytest.raises(ValueError, match="orthonormal rows"):
+        shuffled_pairing_share(X, G, 3 * np.ones((2, 8)))
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(ValueError, match="G is on torch on device cpu, X on numpy"):
+        shuffled_pairing_share(X, torch.asarray(G), proxy.basis_)
     with pytest.raises(ValueError, match="same pairs"):
         shuffled_pairing_share(X, G[:10], proxy.basis_)
