@@ -30,7 +30,7 @@ def participation_ratio(
     spectrum : array-like of shape (n_features,), default=None
         Eigenvalues of the covariance, zeros included, in any order and unit.
     covariance : array-like of shape (n_features, n_features), default=None
-        Symmetric positive semidefinite matrix, in any unit.
+        Symmetric positive semidefinite matrix, in any unit; checked by its diagonal and its Frobenius norm.
     moments : Moments, default=None
         Streamed moments of the rows.
 
@@ -95,7 +95,7 @@ def isoscore(
     spectrum : array-like of shape (n_features,), default=None
         Eigenvalues of the covariance, zeros included, in any order and unit.
     covariance : array-like of shape (n_features, n_features), default=None
-        Symmetric positive semidefinite matrix, in any unit.
+        Symmetric positive semidefinite matrix, in any unit; checked by its diagonal and its Frobenius norm.
     moments : Moments, default=None
         Streamed moments of the rows.
 
@@ -186,7 +186,7 @@ def isoscore_star(
     spectrum : array-like of shape (n_features,), default=None
         Eigenvalues of the covariance. A `target` array cannot be used with it: the eigenvectors are missing.
     covariance : array-like of shape (n_features, n_features), default=None
-        Symmetric positive semidefinite matrix.
+        Symmetric positive semidefinite matrix; checked by its diagonal and its Frobenius norm.
     moments : Moments, default=None
         Streamed moments of the rows.
 

@@ -44,7 +44,7 @@ class Spectrum:
         Symmetric; k is `n_features`, or the number of rows if those are fewer.
     values : array of shape (n_features,) or None
         Nonnegative eigenvalues, given instead of `matrix`.
-    count : int or None
+    count : float or None
         Number of rows behind a centred `matrix`, where it is known.
     """
 
@@ -52,7 +52,7 @@ class Spectrum:
     unit: float
     matrix: Array = None
     values: Array = None
-    count: int | None = None
+    count: float | None = None
 
     def trace(self) -> float:
         """Return the sum of the scaled eigenvalues."""
@@ -73,6 +73,12 @@ class Spectrum:
         xp = _xp.array_namespace(self.matrix)
         values = xp.flip(xp.linalg.eigvalsh(self.matrix), axis=0)
         floor = values[0] * (values.shape[0] * float(xp.finfo(values.dtype).eps))
+        # A matrix made of float32 products is positive semidefinite up to their rounding only.
+        if float(values[-1]) < -1e-4 * float(values[0]):
+            raise ValueError(
+                f"The matrix has the eigenvalue {float(values[-1] / values[0]):.3g} relative to its largest: it is not "
+                "positive semidefinite; pass a covariance."
+            )
         return xp.where(values > floor, values, xp.zeros_like(values))
 
 
@@ -183,7 +189,7 @@ def check_symmetric(matrix: Any, name: str, owner: str) -> Array:
     return xp.astype(matrix, _xp.accumulator_dtype(xp, _xp.device(matrix)))
 
 
-def _scaled(matrix: Array, unit: float, owner: str, count: int | None = None) -> Spectrum:
+def _scaled(matrix: Array, unit: float, owner: str, count: float | None = None) -> Spectrum:
     """Divide a (d, d) matrix by its largest entry; `unit` is the factor that it already lacks."""
     xp = _xp.array_namespace(matrix)
     largest = float(xp.max(xp.abs(matrix)))

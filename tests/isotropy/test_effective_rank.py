@@ -61,3 +61,10 @@ def test_single_row_and_single_feature():
 def test_bad_options(kwargs, error, match):
     with pytest.raises(error, match=match):
         effective_rank(CLOUD, **kwargs)
+
+
+def test_a_negative_eigenvalue_is_an_error():
+    covariance = np.eye(4)
+    covariance[0, 1] = covariance[1, 0] = 1.3
+    with pytest.raises(ValueError, match=r"eigenvalue -0\.13 relative to its largest"):
+        effective_rank(covariance=covariance)
