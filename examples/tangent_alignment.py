@@ -11,17 +11,14 @@ proxy* captures: a low-rank space fitted on early activations alone, and then fr
 Prints one table, and writes it with a figure to the folder --out. In the table:
 
 - gradient "rows" is dL/dh at the probe, one gradient per token; "weight" is the gradient of the first Linear that
-reads the
-  probe, on its input side;
+  reads the probe, on its input side;
 - e_T and e_N are the energy shares of the proxy and of a normal control of the same rank, energy_ratio is e_T / e_N,
-chance
-  is r / d;
+  chance is r / d;
 - pvalue (Monte Carlo) and zscore (closed form) compare e_T with random subspaces of the normal space;
 - shuffled_share is what a weight gradient would show if inputs and output gradients were paired at random: what the
   covariance of the inputs alone gives;
 - delta_isotropy is the change of the gradient's IsoScore* in percent when the proxy (or the control) is projected
-out, and
-  sign_test_pvalue tests over evaluation batches that the proxy's is the larger one.
+  out, and sign_test_pvalue tests over evaluation batches that the proxy's is the larger one.
 
 The first 30 % of the evaluation batches fit the proxies; gradients are tested on the others.
 """
@@ -38,7 +35,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from isogeom.decomposition import ICA, PCA, SemiNMF
+from isogeom.decomposition import PCA, SemiNMF
 from isogeom.gradients import harvest, probes, weight_sites
 from isogeom.plotting import TangentAlignmentDisplay
 from isogeom.tangent import TangentAlignmentResult, TangentProxy, tangent_alignment_test, weight_alignment_test
@@ -60,11 +57,13 @@ class Study:
     loss: str
 
 
-def tiny_study(quick: bool, seed: int) -> Study:
+def tiny_study(args: argparse.Namespace) -> Study:
     """Train the small transformer."""
     from _tiny_lm import DEFAULT, QUICK, train
 
-    checkpoints = train(QUICK if quick else DEFAULT, seed)
+    config = QUICK if args.quick else DEFAULT
+    check_rank(args.n_directions, config.d_model)
+    checkpoints = train(config, args.seed)
     for name, loss in checkpoints.validation_losses.items():
         print(f"step {checkpoints.config.steps[name]:>4} ({name}): validation loss {loss:.3f} nats per token")
     return Study(
@@ -86,6 +85,7 @@ def hub_study(args: argparse.Namespace) -> Study:
     if kind != late_kind:
         raise ValueError(f"--revision-early is {kind}, --revision-late {late_kind}: give checkpoints of one model.")
     check_distinct(early, late)
+    check_rank(args.n_directions, early.get_input_embeddings().embedding_dim)
     n_batches = 20 if args.quick else 40
     batches = text_batches(
         read_text(args.text), tokenizer, early, kind, context=args.context, n_batches=n_batches, seed=args.seed
@@ -164,14 +164,35 @@ def write(table: pd.DataFrame, results: list[tuple[dict[str, Any], TangentAlignm
     return [csv, png]
 
 
+def _natural(text: str) -> int:
+    """Read a nonnegative integer."""
+    if (value := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _positive(text: str) -> int:
+    """Read a positive integer."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def check_rank(n_directions: int | None, width: int) -> None:
+    """Refuse a rank without a matched control before anything long runs."""
+    if n_directions is not None and 2 * n_directions > width:
+        raise SystemExit(f"--n-directions {n_directions} is more than half of the model's width {width}: lower it.")
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the results (default: out)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default: 0)")
+    parser.add_argument("--seed", type=_natural, default=0, help="seed of everything random (default: 0)")
     parser.add_argument("--quick", action="store_true", help="a smaller model or fewer batches, in seconds")
-    parser.add_argument("--n-directions", type=int, default=None, help="rank of the proxies (default: min(16, d // 2))")
-    parser.add_argument("--decomposition", choices=["pca", "ica", "semi-nmf"], default="pca")
+    parser.add_argument("--n-directions", type=_positive, help="rank of the proxies (default: min(16, d // 2))")
+    # No ICA here: its proxy has the axes of PCA (see TangentProxy, Notes), so it would print the same table.
+    parser.add_argument("--decomposition", choices=["pca", "semi-nmf"], default="pca")
     hub = parser.add_argument_group("a Hugging Face causal or masked language model instead (needs the hf extra)")
     hub.add_argument("--model", help="name, or folder of save_pretrained()")
     hub.add_argument("--revision-early", help="branch, tag or commit; a sub-folder if --model is a folder")
@@ -189,9 +210,9 @@ def main(argv: list[str] | None = None) -> pd.DataFrame:
     args = parse(argv)
     # Two threads on a busy machine with two cores are slower than one, and one thread gives the same bytes every time.
     torch.set_num_threads(1)
-    study = tiny_study(args.quick, args.seed) if args.model is None else hub_study(args)
-    n_components = args.n_directions or 16
-    decomposition = {"pca": PCA(), "ica": ICA(n_components), "semi-nmf": SemiNMF(n_components)}[args.decomposition]
+    study = tiny_study(args) if args.model is None else hub_study(args)
+    n_components = 16 if args.n_directions is None else args.n_directions
+    decomposition = PCA() if args.decomposition == "pca" else SemiNMF(n_components)
     proxy = TangentProxy(decomposition, n_directions=args.n_directions)
     results = list(measure(study, proxy, args.seed))
     table = pd.DataFrame([as_row(key, result) for key, result in results], columns=list(COLUMNS))

@@ -86,10 +86,9 @@ def hub_command(folder, early, late, text, out):
     return ["--quick", *(part for name, value in options.items() for part in (f"--{name}", str(value)))]
 
 
-@pytest.mark.parametrize("decomposition", ["ica", "semi-nmf"])
-def test_other_decompositions_and_ranks(example, tmp_path, decomposition, tiny_checkpoints):
+def test_another_decomposition_and_rank(example, tmp_path, tiny_checkpoints):
     folder, text = tiny_checkpoints
-    options = ["--decomposition", decomposition, "--n-directions", "3"]
+    options = ["--decomposition", "semi-nmf", "--n-directions", "3"]
     table = example.main(hub_command(folder, "step1000", "step143000", text, tmp_path) + options)
     assert set(table.r) == {3}
     assert np.isfinite(table.zscore).all()
@@ -117,6 +116,28 @@ def test_identical_revisions_are_an_error(example, tmp_path, tiny_checkpoints):
     folder, text = tiny_checkpoints
     with pytest.raises(ValueError, match="identical parameters"):
         example.main(hub_command(folder, "step1000", "step1000", text, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--n-directions", "0"], "0 is not positive"),
+        (["--seed", "-1"], "-1 is negative"),
+        (["--seed", "x"], "invalid _natural value"),
+    ],
+)
+def test_bad_numbers_are_refused_by_the_parser(example, capsys, argv, message):
+    with pytest.raises(SystemExit):
+        example.main(argv)
+    assert message in capsys.readouterr().err
+
+
+def test_a_rank_without_a_control_is_refused_before_training(example, monkeypatch):
+    import _tiny_lm
+
+    monkeypatch.setattr(_tiny_lm, "train", lambda *_: pytest.fail("training started"))
+    with pytest.raises(SystemExit, match="--n-directions 40 is more than half of the model's width 64"):
+        example.main(["--quick", "--n-directions", "40"])
 
 
 def test_half_a_hub_command_is_an_error(example, capsys):
