@@ -1,5 +1,6 @@
-"""Side-by-side timing: one thread, CPU seconds, alternating order, and a table of ratios at the end."""
+"""Side-by-side timing: one thread, CPU seconds, alternating order, and tables of ratios and of values at the end."""
 
+import os
 import statistics
 import time
 
@@ -7,6 +8,20 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 _ROWS = pytest.StashKey()
+_FACTS = pytest.StashKey()
+
+
+def pytest_report_header():
+    sizes = (
+        "full" if os.environ.get("ISOGEOM_BENCH_FULL") == "1" else "moderate (ISOGEOM_BENCH_FULL=1 for the full ones)"
+    )
+    return f"benchmark sizes: {sizes}"
+
+
+@pytest.fixture(scope="session")
+def full():
+    """Whether to run the full sizes instead of the moderate ones."""
+    return os.environ.get("ISOGEOM_BENCH_FULL") == "1"
 
 
 @pytest.fixture(autouse=True)
@@ -34,36 +49,60 @@ def cpu_seconds(function):
 def compare(request, benchmark):
     """Time two callables A B A B ... and add a row to the table.
 
-    Both are called once before, so imports and caches do not count. Returns the ratio of the median CPU seconds, peer
-    over ours: above 1, isogeom is faster. The ratio also goes into pytest-benchmark's record (``--benchmark-json``),
-    whose own timings of isogeom serve to compare two versions of it.
+    Both are called once before, so imports and caches do not count (pass warm=False where they were called already).
+    Returns the ratio of the median CPU seconds, peer over ours: above 1, isogeom is faster. The ratio also goes into
+    pytest-benchmark's record (``--benchmark-json``), whose own timings of isogeom serve to compare two versions of it.
     """
 
-    def run(label, ours, peer, *, peer_name, repeats=5):
-        ours()
-        peer()
+    def run(label, ours, peer, *, peer_name, repeats=5, warm=True, values=""):
+        if warm:
+            ours()
+            peer()
         pairs = [(cpu_seconds(ours), cpu_seconds(peer)) for _ in range(repeats)]
         mine, theirs = (statistics.median(times) for times in zip(*pairs))
         ratios = sorted(b / a for a, b in pairs)
         rows = request.config.stash.setdefault(_ROWS, [])
-        rows.append((label, peer_name, mine, theirs, theirs / mine, ratios[0], ratios[-1]))
-        benchmark.extra_info.update(what=label, peer=peer_name, ratio=theirs / mine)
-        benchmark.pedantic(ours, rounds=repeats)
+        rows.append((label, peer_name, mine, theirs, theirs / mine, ratios[0], ratios[-1], values))
+        # A test with several rows keeps all of their ratios, but only its first row's timings.
+        benchmark.extra_info[f"{label} / {peer_name}"] = theirs / mine
+        if benchmark.stats is None:
+            benchmark.pedantic(ours, rounds=repeats if mine < 0.5 else 1)
         return theirs / mine
 
+    def annotate(values):
+        rows = request.config.stash[_ROWS]
+        rows[-1] = (*rows[-1][:-1], values)
+
+    run.annotate = annotate
     return run
+
+
+@pytest.fixture
+def report(request):
+    """Add a line of values that are not a ratio of times: errors, recovery, memory."""
+
+    def add(line):
+        request.config.stash.setdefault(_FACTS, []).append(line)
+
+    return add
 
 
 def pytest_terminal_summary(terminalreporter, config):
     rows = config.stash.get(_ROWS, [])
-    if not rows:
-        return
     write = terminalreporter.write_line
-    write("")
-    write("| what | peer | isogeom, CPU ms | peer, CPU ms | ratio | lowest-highest pair |")
-    write("|---|---|---|---|---|---|")
-    for label, peer, mine, theirs, ratio, low, high in rows:
-        write(f"| {label} | {peer} | {mine * 1e3:.4g} | {theirs * 1e3:.4g} | {ratio:.3g}x | {low:.3g}-{high:.3g} |")
-    kernels = {f"{p['internal_api']} {p['version']} ({p.get('architecture', '-')})" for p in threadpool_info()}
-    write("")
-    write("one thread; " + "; ".join(sorted(kernels)))
+    if rows:
+        write("")
+        write("| what | peer | isogeom, CPU ms | peer, CPU ms | ratio | lowest-highest pair | values |")
+        write("|---|---|---|---|---|---|---|")
+    for label, peer, mine, theirs, ratio, low, high, values in rows:
+        times = f"{mine * 1e3:.4g} | {theirs * 1e3:.4g} | {ratio:.3g}x | {low:.3g}-{high:.3g}"
+        write(f"| {label} | {peer} | {times} | {values} |")
+    facts = config.stash.get(_FACTS, [])
+    if facts:
+        write("")
+    for line in facts:
+        write(f"- {line}")
+    if rows or facts:
+        kernels = {f"{p['internal_api']} {p['version']} ({p.get('architecture', '-')})" for p in threadpool_info()}
+        write("")
+        write("one thread; " + "; ".join(sorted(kernels)))
