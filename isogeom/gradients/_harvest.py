@@ -45,8 +45,9 @@ def harvest(
         flags, ``requires_grad`` flags, ``.grad`` and torch's random state (CPU, and the model's CUDA devices) are
         afterwards as before, and no hook stays.
     batches : iterable of mappings, tuples, lists or tensors
-        Batch-first; tensors are moved to the model's device and mappings become dicts. The batch size is the first
-        length of ``input_ids``, else of the attention mask, else of the first tensor.
+        Batch-first (a sequence-first model whose batch is as long as its sequences cannot be told apart, and would give
+        rows with the wrong meta); tensors are moved to the model's device and mappings become dicts. The batch size
+        is the first length of ``input_ids``, else of the attention mask, else of the first tensor.
     sites : list of str
         Names from ``model.named_modules()``, each with an optional suffix:
 
@@ -108,6 +109,9 @@ def harvest(
     are marked trainable during the call instead, since others may consume the same tensor. So other consumers of the
     same tensor go uncounted in two cases only: an input without a graph (the raw batch, a detached tensor), and, in a
     frozen model, the output of a module that returns its own input (inactive dropout).
+
+    A model in half precision differentiates in it: gradients below about 1e-8 become exactly 0 in float16. Run it in
+    bfloat16 or float32, or scale the loss.
 
     For a ``:weight`` site with inputs :math:`x_t` and output gradients :math:`g_t`, the weight gradient through this
     layer is :math:`\sum_t g_t x_t^\top` (its transpose for ``Conv1D``), if no row with a gradient is masked or sampled
