@@ -82,7 +82,8 @@ class PCA(Decomposition):
     mean_ : array of shape (n_features,)
         Mean of the rows.
     explained_variance_ : array of shape (n_components,)
-        Variance of each component (divisor ``n_samples - 1``), in squared units of `X`.
+        Variance of each component (divisor ``n_samples - 1``), in squared units of `X`; in float64 where the device
+        has it, like the two that follow.
     explained_variance_ratio_ : array of shape (n_components,)
         Share of the total variance, 0 to 1. All zero if the data has no variance.
     singular_values_ : array of shape (n_components,)
@@ -363,10 +364,10 @@ class PCA(Decomposition):
         self.n_components_ = k
         self.mean_ = xp.astype(spectrum.mean, dtype)
         self.components_ = xp.astype(spectrum.rows[:k, :], dtype)
-        self.explained_variance_ = xp.astype(variances, dtype)
-        ratios = variances / spectrum.total if spectrum.total > 0 else xp.zeros_like(variances)
-        self.explained_variance_ratio_ = xp.astype(ratios, dtype)
-        self.singular_values_ = xp.astype(xp.sqrt(variances * (spectrum.count - 1)), dtype)
+        # Variances stay in float64: those of float32 rows beyond 1e19 or below 1e-19 are no numbers of float32.
+        self.explained_variance_ = variances
+        self.explained_variance_ratio_ = variances / spectrum.total if spectrum.total > 0 else xp.zeros_like(variances)
+        self.singular_values_ = xp.sqrt(variances * (spectrum.count - 1))
         self.noise_variance_ = spectrum.rest(k)
         self.tail_energies_ = spectrum.tail_energies()
         return self

@@ -140,12 +140,24 @@ def test_every_library_gives_the_same_fit(X, as_array):
 
 def test_dtypes_follow_the_rows(X):
     pca = PCA(2).fit(X.astype(np.float32))
-    assert pca.components_.dtype == pca.explained_variance_.dtype == np.float32
+    assert pca.components_.dtype == pca.mean_.dtype == np.float32
+    assert pca.explained_variance_.dtype == pca.singular_values_.dtype == np.float64
     assert pca.transform(X).dtype == np.float64
     assert pca.transform(X.astype(np.float32)).dtype == np.float32
     assert PCA(2).fit((X * 100).astype(np.float16)).components_.dtype == np.float32
     pixels = np.random.default_rng(0).integers(0, 255, (50, 5), dtype=np.uint8)
     assert PCA(2).fit(pixels).components_.dtype == np.float64
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e30])
+def test_float32_rows_whose_variance_is_no_float32(X, scale, as_array):
+    rows = ((X - 5) * scale).astype(np.float32)
+    pca = PCA(2, whiten=True).fit(as_array(rows))
+    expected = PCA(2, whiten=True).fit(X - 5)
+    variances = _xp.to_numpy(pca.explained_variance_)
+    np.testing.assert_allclose(variances / scale**2, expected.explained_variance_, rtol=1e-5)
+    codes = _xp.to_numpy(pca.transform(as_array(rows)))
+    np.testing.assert_allclose(codes.astype(np.float64).std(axis=0, ddof=1), 1, rtol=1e-4)
 
 
 def test_layout_does_not_matter(X, tmp_path):
