@@ -263,7 +263,8 @@ for start in range(0, len(X), 1000):
     block[:] = codes.astype(np.float32) @ D + 0.0125 * rng.standard_normal(block.shape, dtype=np.float32)
 def fit(X):
     {fit}
-fit(X[:600].copy())
+# Enough rows for the compiled kernels: loading a compiler is not what the rows cost.
+fit(X[:6000].copy())
 def peak():
     with open("/proc/self/status") as file:
         return int(next(line for line in file if line.startswith("VmHWM")).split()[1])
@@ -276,7 +277,7 @@ print((peak() - before) / 1024)
 
 
 def peak_mib(n, k, setup, fit):
-    """Rise of the resident memory's peak in a fit, MiB, in a fresh process that has fitted a few rows before."""
+    """Rise of the resident memory's peak in a fit, MiB, in a fresh process that has fitted some rows before."""
     code = _MEMORY.format(n=n, k=k, setup=setup, fit=fit)
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     if "clear_refs" in done.stderr:
