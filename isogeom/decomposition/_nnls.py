@@ -121,6 +121,12 @@ def batched_nnls(G: Any, P: Any, *, alpha: float = 0.0, warm_start: Any = None) 
     gap, size = float(xp.max(xp.abs(G - xp.matrix_transpose(G)))), float(xp.max(xp.abs(G)))
     if gap > 100 * float(xp.finfo(G.dtype).eps) * size:
         raise ValueError(f"G is not symmetric: entries differ by {gap:.2g} across the diagonal. Pass (G + G.T) / 2.")
+    smallest = float(xp.min(xp.linalg.eigvalsh(xp.astype(G, _xp.accumulator_dtype(xp, _xp.device(G))))))
+    if smallest < -1000 * k * float(xp.finfo(G.dtype).eps) * size:
+        raise ValueError(
+            f"G has the eigenvalue {smallest:.3g}: it is not positive semidefinite, so there is no minimum. Pass D @ "
+            f"D.T."
+        )
     if warm_start is not None:
         check_same_library(warm_start, G, owner="batched_nnls", method="warm_start")
         warm_start = check_rows(warm_start, name="warm_start", owner="batched_nnls")

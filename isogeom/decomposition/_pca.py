@@ -288,7 +288,8 @@ class PCA(Decomposition):
         moments = self._add_rows(Moments() if first else self.moments_, X, sample_weight)
         check_n_components(self.n_components, int(moments.count), X.shape[1], strict=False)
         if moments.count > 0:
-            self._set_stream(moments, X.dtype)
+            xp = _xp.array_namespace(X)
+            self._set_stream(moments, X.dtype if first else xp.result_type(X.dtype, self.mean_.dtype))
         return self
 
     def _set_stream(self, moments: Moments, dtype: Any) -> None:
@@ -411,6 +412,7 @@ class PCA(Decomposition):
     def _code_scale(self, Z: Array) -> Array:
         """Standard deviations of the codes in the dtype of `Z`; 1 where there is no variance (the codes are 0)."""
         xp = _xp.array_namespace(Z)
-        scale = xp.astype(xp.sqrt(self.explained_variance_), Z.dtype)
-        floor = xp.finfo(scale.dtype).eps * xp.max(scale)
-        return xp.where(scale > floor, scale, xp.ones_like(scale))
+        scale = xp.sqrt(self.explained_variance_)
+        # The rounding of the fit, not of these rows: which directions count is a property of the model.
+        floor = xp.finfo(self.components_.dtype).eps * xp.max(scale)
+        return xp.astype(xp.where(scale > floor, scale, xp.ones_like(scale)), Z.dtype)

@@ -53,7 +53,8 @@ def report(model: Any, outcome: Outcome, settings: Settings, like: Array) -> Arr
 def describe(model: Any, components: Array, statistics: Any, energies: Array) -> None:
     """Store what atoms and the sums of their codes say."""
     xp = _xp.array_namespace(components)
-    model.energies_ = xp.astype(energies, components.dtype)
+    # In float64: the energies of float32 rows beyond 1e19 or below 1e-19 are no numbers of float32.
+    model.energies_ = energies
     model.atom_coherence_, model.n_duplicate_atoms_ = coherence(xp.astype(components, statistics.A.dtype))
     model.n_dead_atoms_ = int(xp.count_nonzero(xp.linalg.diagonal(statistics.A) <= 0))
     # For partial_fit: the sums of the codes of every row so far.
@@ -62,7 +63,7 @@ def describe(model: Any, components: Array, statistics: Any, energies: Array) ->
 
 def forget(model: Any) -> None:
     """Remove certificates that more rows make void."""
-    for name in _CERTIFICATES:
+    for name in (*_CERTIFICATES, "converged_", "stop_reason_"):
         model.__dict__.pop(name, None)
 
 
@@ -74,6 +75,12 @@ def _warn(model: Any, decrease: float, settings: Settings) -> None:
             f"itself in the last one, above tol={settings.tol:.2g} (residual of the codes {model.kkt_residual_:.2g}). "
             "Raise max_iter or tol.",
             ConvergenceWarning,
+            stacklevel=5,
+        )
+    if model.n_dead_atoms_ == model.n_components_ and model._row_squares > 0:
+        warnings.warn(
+            f"Every code is zero: alpha={settings.alpha} is too large for these rows. Lower it (0.05, say).",
+            UserWarning,
             stacklevel=5,
         )
     if model.code_cancellation_ > _CANCELLATION_LIMIT:

@@ -76,3 +76,18 @@ class Rows:
             last = first + int(rows.shape[0])
             yield slice(first, last), (rows if self.mean is None else rows - self.mean)
             first = last
+
+
+def check_batch(known: list[tuple[int, float]], place: int, rows: Array) -> None:
+    """Compare a batch with the one that stood at its place at the first reading; note it if this is that reading."""
+    xp = _xp.array_namespace(rows)
+    weights = xp.astype(xp.arange(1, rows.shape[0] + 1, device=_xp.device(rows)), rows.dtype)
+    # Weighted by place, so that a permutation within the batch shows too.
+    found = int(rows.shape[0]), float(xp.sum(xp.matmul(weights, rows)))
+    if place == len(known):
+        known.append(found)
+    elif place > len(known) or known[place] != found:
+        raise ValueError(
+            f"Batch {place} of batches has changed since it was first read: give the same rows in the same order every "
+            "time (a DataLoader needs shuffle=False)."
+        )

@@ -15,7 +15,7 @@ from isogeom.decomposition._base import Decomposition, expand
 from isogeom.decomposition._semi_codes import encode
 from isogeom.decomposition._semi_fit import Settings, check_start, fit_rows
 from isogeom.decomposition._semi_report import forget, report, update, warn_inexact
-from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._semi_rows import Rows, check_batch
 
 
 def _can_stream(model: Any) -> bool:
@@ -279,7 +279,8 @@ class SemiNMF(IterativeMixin, Decomposition):
         TypeError
             If `batches` can be read only once.
         ValueError
-            If there is no batch, a parameter is out of range or a value is not finite.
+            If there is no batch, a parameter is out of range, a value is not finite, or the batches change from one
+            reading to the next.
         """
         if iter(batches) is batches:
             raise TypeError(
@@ -291,11 +292,19 @@ class SemiNMF(IterativeMixin, Decomposition):
         if first is None:
             raise ValueError("batches is empty: pass at least one array of rows.")
         first = self._check_X(first, reset=True)
+        known: list[tuple[int, float]] = []
 
         def read() -> Iterable[Array]:
+            n_read = 0
             for batch in batches:
                 check_same_library(batch, first, owner="SemiNMF", method="fit_batches")
-                yield self._check_X(batch, reset=False)
+                rows = self._check_X(batch, reset=False)
+                # Codes belong to rows by their place: a shuffling loader would give every row another's code.
+                check_batch(known, n_read, rows)
+                n_read += 1
+                yield rows
+            if n_read < len(known):
+                raise ValueError(f"batches gave {len(known)} batches, then {n_read}: they must be the same every time.")
 
         self._fit_rows(Rows(read, first, chunk=settings.chunk), first, settings, keep=False)
         return self

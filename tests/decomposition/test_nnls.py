@@ -319,3 +319,9 @@ def test_batched_nnls_names_what_is_wrong(change, match):
     arguments = {"G": np.eye(3), "P": np.ones((4, 3)), **change}
     with pytest.raises(ValueError, match=match):
         batched_nnls(arguments.pop("G"), arguments.pop("P"), **arguments)
+
+
+@pytest.mark.parametrize("G", [-np.eye(2), np.array([[1.0, 2.0], [2.0, 1.0]])])
+def test_a_matrix_without_a_minimum_is_an_error(G):
+    with pytest.raises(ValueError, match="not positive semidefinite"):
+        batched_nnls(G, np.ones((3, 2)))

@@ -217,3 +217,16 @@ def test_bad_input_is_named(X):
         PCA().fit(tensor[:1])
     with pytest.raises(ValueError, match="Complex data not supported"):
         PCA().fit(tensor.to(torch.complex64))
+
+
+def test_a_stream_keeps_the_wider_dtype(X):
+    pca = PCA(2).partial_fit(X).partial_fit(X[:5].astype(np.float32))
+    assert pca.components_.dtype == pca.mean_.dtype == np.float64
+    assert PCA(2).partial_fit(X.astype(np.float32)).partial_fit(X[:5]).components_.dtype == np.float64
+
+
+def test_whitening_does_not_depend_on_the_dtype_of_the_rows():
+    rows = np.random.default_rng(0).standard_normal((500, 3)) * [1, 1e-9, 1e-10]
+    pca = PCA(3, whiten=True).fit(rows)
+    for dtype in (np.float64, np.float32):
+        np.testing.assert_allclose(pca.transform(rows.astype(dtype)).std(axis=0, ddof=1), 1, rtol=1e-3)

@@ -251,3 +251,18 @@ def test_sums_give_the_objective():
     sums.merge(rest)
     expected = 0.5 * np.sum((X - Z @ D) ** 2) + 0.3 * Z.sum() + 0.2 * np.sum(Z**2)
     np.testing.assert_allclose(Problem(np.sum(X**2), 0.3, 0.4).objective(sums, D), expected)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e19])
+def test_energies_of_float32_rows_are_no_float32(scale):
+    rows = np.random.default_rng(0).standard_normal((200, 6))
+    expected = SemiNMF(3, random_state=0).fit(rows.astype(np.float32)).energies_
+    energies = SemiNMF(3, random_state=0).fit((rows * scale).astype(np.float32)).energies_
+    np.testing.assert_allclose(energies / scale**2, expected, rtol=1e-3)
+
+
+def test_a_penalty_that_leaves_no_code_warns():
+    rows = np.random.default_rng(0).standard_normal((200, 6))
+    with pytest.warns(UserWarning, match="Every code is zero: alpha=5.0 is too large"):
+        model = SemiNMF(3, alpha=5.0, random_state=0).fit(rows)
+    assert model.n_dead_atoms_ == 3

@@ -140,3 +140,45 @@ def test_a_stream_cannot_be_centred(rows):
     with pytest.raises(AttributeError, match="has no attribute 'partial_fit'") as error:
         SemiNMF(2, center=True).partial_fit(rows)
     assert "center=True cannot be streamed" in str(error.value.__cause__)
+
+
+class Shuffled:
+    """Batches of the same rows in another order every time, as a shuffling loader gives them."""
+
+    def __init__(self, rows, size):
+        self.rows, self.size, self.n_reads = rows, size, 0
+
+    def __iter__(self):
+        self.n_reads += 1
+        order = np.random.default_rng(self.n_reads).permutation(len(self.rows))
+        return iter([self.rows[order[i : i + self.size]] for i in range(0, len(order), self.size)])
+
+
+def test_batches_that_change_between_readings_are_an_error():
+    rows = np.random.default_rng(0).standard_normal((200, 6))
+    for size in (50, 200):
+        with pytest.raises(ValueError, match="Batch 0 of batches has changed since it was first read"):
+            SemiNMF(3, random_state=0).fit_batches(Shuffled(rows, size))
+
+
+def test_batches_that_get_fewer_are_an_error():
+    rows = np.random.default_rng(0).standard_normal((200, 6))
+
+    class Shrinking:
+        n_reads = 0
+
+        def __iter__(self):
+            self.n_reads += 1
+            return iter([rows[:100], rows[100:]][: 2 if self.n_reads <= 3 else 1])
+
+    with pytest.raises(ValueError, match="batches gave 2 batches, then 1"):
+        SemiNMF(3, random_state=0).fit_batches(Shrinking())
+
+
+def test_partial_fit_removes_what_the_fit_said_of_its_convergence():
+    rows = np.random.default_rng(0).standard_normal((200, 6))
+    model = SemiNMF(3, random_state=0).fit(rows)
+    assert model.stop_reason_
+    model.partial_fit(rows[:20])
+    assert not hasattr(model, "stop_reason_")
+    assert not hasattr(model, "converged_")
