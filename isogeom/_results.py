@@ -52,22 +52,6 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
-def format_table(rows: list[dict[str, Any]], columns: list[str] | None = None) -> str:
-    """Lay out dictionaries as an aligned text table, numbers to the right."""
-    if not rows:
-        return "(no rows)"
-    columns = list(rows[0]) if columns is None else columns
-    cells = [[format_value(row.get(name)) for name in columns] for row in rows]
-    widths = [max(len(name), *(len(line[i]) for line in cells)) for i, name in enumerate(columns)]
-    numeric = [not isinstance(next((r[n] for r in rows if r.get(n) is not None), ""), str) for n in columns]
-
-    def lay(line: list[str]) -> str:
-        parts = (c.rjust(w) if right else c.ljust(w) for c, w, right in zip(line, widths, numeric))
-        return "  ".join(parts).rstrip()
-
-    return "\n".join([lay(columns), lay(["-" * w for w in widths]), *map(lay, cells)])
-
-
 def _require(module: str, what: str, extra: str) -> Any:
     """Import an optional module, or say which extra brings it."""
     import importlib

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from isogeom._results import Result, _require, format_table, format_value
+from isogeom._results import Result, _require, format_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,29 +72,6 @@ class TestResult:
 )
 def test_format_value(value, expected):
     assert format_value(value) == expected
-
-
-class TestFormatTable:
-    ROWS = ({"probe": "T1", "share": 0.5, "p": None}, {"probe": "middle", "share": 12.25, "p": 0.001})
-
-    def test_layout(self):
-        assert format_table(list(self.ROWS)).splitlines() == [
-            "probe   share      p",
-            "------  -----  -----",
-            "T1        0.5      -",
-            "middle  12.25  0.001",
-        ]
-
-    def test_columns_and_missing_keys(self):
-        assert format_table(list(self.ROWS), columns=["share", "z"]).splitlines() == [
-            "share  z",
-            "-----  -",
-            "  0.5  -",
-            "12.25  -",
-        ]
-
-    def test_empty(self):
-        assert format_table([]) == "(no rows)"
 
 
 def test_require():
