@@ -13,11 +13,8 @@ from isogeom._linalg import row_norms
 from isogeom._results import Result, _require
 from isogeom._validation import check_real
 from isogeom._xp import Array
+from isogeom.decomposition._certificates import unique_energies
 from isogeom.decomposition._interpret import check_codes
-
-# Weight of the identity, relative to the unit diagonal of the codes' Gram matrix, below which a direction counts as
-# none: it keeps the inverse finite where codes are linearly dependent, and moves other values by a part in 1e12.
-_DEPENDENT = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +114,8 @@ def code_statistics(codes: Any, dictionary: Any, *, zero: float = 0.0, duplicate
     Notes
     -----
     Hoyer sparsity of a row z with k entries is :math:`(\sqrt k - \|z\|_1 / \|z\|_2) / (\sqrt k - 1)`. The unique
-    energy of component j is :math:`\|d_j\|^2 / [(Z^T Z)^{-1}]_{jj}`, 0 where its codes are a linear combination of the
-    others'.
+    energy of component j is :math:`\|d_j\|^2 / [(Z^T Z)^{-1}]_{jj}`, about 0 where its codes are a linear
+    combination of the others'.
 
     References
     ----------
@@ -173,7 +170,7 @@ def code_statistics(codes: Any, dictionary: Any, *, zero: float = 0.0, duplicate
         n_duplicates=len(pairs),
         density=counts / n,
         energy_share=energy / max(float(np.sum(energy)), np.finfo(np.float64).tiny),
-        unique_energy=_unique_energy(gram, squares),
+        unique_energy=unique_energies(gram, np.sqrt(squares)[:, None]),
         coherence=coherence,
         nearest=np.argmax(np.abs(cosines), axis=1) if k > 1 else np.full(1, -1),
         dead=dead,
@@ -201,14 +198,3 @@ def _code_sums(Z: Array, zero: float) -> tuple[np.ndarray, np.ndarray, float | N
             sparsity += float(xp.sum(xp.where(used, math.sqrt(k) - ratio, xp.zeros_like(ratio))))
     hoyer = None if k == 1 or n_rows == 0 else sparsity / n_rows / (math.sqrt(k) - 1)
     return _xp.to_numpy(counts), _xp.to_numpy(gram).astype(np.float64), hoyer, bool(xp.min(Z) >= 0)
-
-
-def _unique_energy(gram: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """Return ``|d_j|² / [gram^-1]_jj``, 0 where column j of the codes depends on the others."""
-    scale = np.sqrt(np.diag(gram))
-    safe = np.where(scale > 0, scale, 1.0)
-    correlation = gram / safe / safe[:, None]
-    np.fill_diagonal(correlation, 1.0 + _DEPENDENT)
-    values, vectors = np.linalg.eigh(correlation)
-    inverse = (vectors**2 / np.maximum(values, _DEPENDENT)) @ np.ones(len(values))
-    return squares * scale**2 / inverse

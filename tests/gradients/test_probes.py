@@ -251,7 +251,7 @@ def test_a_declared_embedding_is_preferred_and_a_failing_getter_is_survived(gett
     class Declared(Stack):
         def get_input_embeddings(self):
             if getter is None:
-                raise NotImplementedError
+                raise NotImplementedError  # as transformers does for a model that declares no embedding
             return getter(self)
 
     assert probes(Declared([Block(), Block()]))["E0_out"] == ("tokens" if getter is None else "positions")
