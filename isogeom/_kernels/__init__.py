@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from isogeom import _xp
 # Kernel name -> (module, smallest problem for which loading it pays). The size is the number of multiplications, as
 # each caller counts it: below about 1e8 (0.1 s) the array code is done before a cached kernel is loaded from disk.
 _KERNELS: dict[str, tuple[str, float]] = {
+    "nnls_exchange": ("isogeom._kernels._nnls_exchange", 1e8),
     "nnls_pivots": ("isogeom._kernels._nnls_pivots", 1e8),
     "nnls_solve": ("isogeom._kernels._nnls", 1e8),
     "nnls_sweep": ("isogeom._kernels._nnls", 1e8),
@@ -39,11 +41,19 @@ def available(name: str, xp: _xp.Namespace, dtype: Any, size: float) -> Callable
     Returns
     -------
     callable or None
-        None if the inputs are not numpy's, the problem is small, or numba is not installed.
+        None if the inputs are not numpy's, the problem is small (and the kernel not loaded yet), or numba is not
+        installed.
     """
     module, minimum = _KERNELS[name]
-    if not _xp.is_numpy(xp) or dtype not in (xp.float32, xp.float64) or size < minimum:
+    if not _xp.is_numpy(xp) or dtype not in (xp.float32, xp.float64):
+        return None
+    if size < minimum and not _is_loaded(module, name):
         return None
     if importlib.util.find_spec("numba") is None:
         return None
     return getattr(importlib.import_module(module), name)
+
+
+def _is_loaded(module: str, name: str) -> bool:
+    """Tell whether the kernel has been compiled, or read from the cache, in this process: then it costs nothing."""
+    return module in sys.modules and bool(getattr(sys.modules[module], name).signatures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from isogeom import _kernels, _xp
 from isogeom._results import Result
 from isogeom._validation import check_real, check_rows, check_same_library
 from isogeom._xp import Array, Namespace
+from isogeom.decomposition._nnls_descent import solve_descent, sweep
 from isogeom.decomposition._nnls_pivots import solve_pivots
 
 # Sweeps before the first exact step on the support; the number doubles between two such steps.
@@ -17,11 +19,17 @@ _FIRST_BURST = 4
 # Curvature of unit atoms, in machine epsilons: a Gram matrix with less is left to pivots, and what they take for none.
 # Between the two a step to the minimum matters: at a gradient of `tol`, less curvature would not stop it at a bound.
 _SINGULAR, _FLAT = 1e5, 1e3
+# Smallest eigenvalue of the Gram matrix of unit atoms from which on its inverse is exact enough to be worked with.
+_SOUND = 1e-5
+# Powers of two of rows from which on sums over them might overflow.
+_MAX_EXPONENT = 960
 # Gradients of a row, relative to the largest, between which a singular Gram matrix's pivots do not choose by size.
 _TIE = 1e-8
-# Rows coded together, and the largest stack of (k, k) systems, in elements, solved at once (16 MiB in float64).
-_BLOCK_ROWS = 4096
-_STACK_ELEMENTS = 2**21
+# Rows that array code handles together, and elements of those a kernel does (256 KiB in float64: they stay in cache).
+_BLOCK_ROWS, _BLOCK_ELEMENTS = 4096, 2**15
+
+# Takes rows, codes to start from (or None) and the weights of the l1 term to codes, residuals and sweeps.
+_Solve = Callable[[Array, "Array | None", Array], tuple[Array, Array, int]]
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,9 @@ class NNLSResult(Result):
         Nonnegative minimisers, one row per row of P, in the dtype of P.
     kkt_residual : float
         Largest relative residual of the optimality conditions over the rows, computed in float64: 1e-11 or less for an
-        exact solution.
+        exact solution. Above that where there is no minimum: a zero row of G whose products exceed `alpha`, say.
     n_sweeps : int
-        Largest number of sweeps of coordinate descent that a row took; 0 where G is singular.
+        Largest number of sweeps of coordinate descent that a row took; 0 where no row needed any.
     """
 
     codes: Array
@@ -53,7 +61,8 @@ def batched_nnls(G: Any, P: Any, *, alpha: float = 0.0, warm_start: Any = None) 
     Parameters
     ----------
     G : array of shape (k, k)
-        Symmetric, positive semidefinite, of any rank.
+        Symmetric, positive semidefinite, of any rank. Where a row and column are zero, so are the codes: if the
+        products there exceed `alpha`, the objective has no minimum, and `kkt_residual` shows by how much.
     P : array of shape (n_samples, k)
         One right-hand side per row, in the library and on the device of `G`.
     alpha : float, default=0.0
@@ -70,7 +79,8 @@ def batched_nnls(G: Any, P: Any, *, alpha: float = 0.0, warm_start: Any = None) 
     Raises
     ------
     ValueError
-        If shapes do not fit, a value is not finite, `G` is not symmetric, or `alpha` or `warm_start` is negative.
+        If shapes do not fit, a value is not finite, `G` is not symmetric or not positive semidefinite, `alpha` or
+        `warm_start` is negative, or the codes overflow the dtype of `P`.
 
     See Also
     --------
@@ -81,8 +91,9 @@ def batched_nnls(G: Any, P: Any, *, alpha: float = 0.0, warm_start: Any = None) 
     -----
     Each row alternates sweeps of coordinate descent, which find the support, with a step to the exact minimiser over
     it, cut at the bounds; rows that this does not settle go on with the pivots of Lawson and Hanson, which lower the
-    objective each time and so end after finitely many. Arithmetic is float64 where the device has it. numpy arrays go
-    through a compiled loop over rows if there are many; other libraries through batched linear algebra. A row's code
+    objective each time and so end after finitely many. Large numpy problems go through compiled loops over rows; there,
+    with a well-conditioned `G`, block principal pivoting (Kim and Park) from the signs of the unconstrained solution,
+    or of the warm start, takes the place of the sweeps. Arithmetic is float64 where the device has it. A row's code
     does not depend on the other rows. Where `G` is singular the codes may not be unique, but ``codes @ D`` is; the
     pivots then start from zero and use independent atoms only, so that no code has more positive entries than `G` has
     rank.
@@ -136,6 +147,11 @@ def batched_nnls(G: Any, P: Any, *, alpha: float = 0.0, warm_start: Any = None) 
                 f"{tuple(warm_start.shape)}, smallest value {float(xp.min(warm_start)):.3g}."
             )
     Z, residual, n_sweeps = nnls_shared_gram(G, P, alpha=alpha, start=warm_start)
+    if float(xp.max(Z)) > float(xp.finfo(P.dtype).max):
+        raise ValueError(
+            f"Codes of up to {float(xp.max(Z)):.3g} overflow {P.dtype}, the dtype of P: pass G and P in float64, or "
+            "rescale them."
+        )
     return NNLSResult(xp.astype(Z, P.dtype), residual, n_sweeps)
 
 
@@ -179,8 +195,14 @@ def nnls_shared_gram(
     residual : float
         Largest residual of the optimality conditions over rows, ``max_j |min(z_j s_j, g_j / s_j)|`` divided by
         ``max_j |p_j / s_j|``, with g the gradient and ``s_j = sqrt(gram_jj)``: no scaling of atoms or rows changes it.
+        A zero atom counts with ``s_j = 1``; a product above `alpha` with it shows here, as there is no minimum.
     n_sweeps : int
-        Largest number of sweeps any row took; 0 if `gram` is singular.
+        Largest number of sweeps any row took; 0 if `gram` is singular or so well-conditioned that none is needed.
+
+    Raises
+    ------
+    ValueError
+        If the codes overflow.
 
     Notes
     -----
@@ -188,43 +210,133 @@ def nnls_shared_gram(
     minimiser over the coordinates that are positive, cut at the bounds. A row that this does not settle (nearly
     dependent atoms) goes on as in Lawson and Hanson's method: whenever its support is optimal, the coordinate with the
     most negative gradient enters. Every move lowers the objective and there are finitely many supports, so the solution
-    is exact. A singular Gram matrix is left to pivots on independent atoms (`_nnls_pivots`). Rows never look at each
-    other: the same p gives the same code in any batch.
+    is exact. The kernel for well-conditioned Gram matrices exchanges blocks of coordinates instead, and leaves rows
+    that end with a residual above `tol` to the sweeps. A singular Gram matrix is left to pivots on independent atoms
+    (`_nnls_pivots`). Rows never look at each other: the same p gives the same code in any batch, up to rounding.
 
     References
     ----------
     Lawson, Hanson, "Solving least squares problems", SIAM, 1995, chapter 23. https://doi.org/10.1137/1.9781611971217
     """
-    xp = _xp.array_namespace(gram, P)
-    acc = _xp.accumulator_dtype(xp, _xp.device(P))
+    return gram_solver(
+        gram, alpha=alpha, tol=tol, max_sweeps=max_sweeps, algorithm=algorithm, n_rows=n_rows or int(P.shape[0])
+    )(P, start)
+
+
+def gram_solver(
+    gram: Array,
+    *,
+    alpha: float = 0.0,
+    tol: float = 1e-12,
+    max_sweeps: int = 60,
+    algorithm: str = "auto",
+    n_rows: int,
+) -> Callable[..., tuple[Array, float, int]]:
+    """Prepare :func:`nnls_shared_gram` for rows that come in blocks: what depends on `gram` alone is done once.
+
+    Returns
+    -------
+    callable
+        Takes `P` and, optionally, `start`; gives `Z`, `residual` and `n_sweeps`.
+    """
+    xp = _xp.array_namespace(gram)
+    acc = _xp.accumulator_dtype(xp, _xp.device(gram))
     scale, unit = _normalise(xp, xp.astype(gram, acc))
-    eps = float(xp.finfo(acc).eps)
-    tol, l1 = max(tol, 100 * eps), alpha / scale
-    singular = float(xp.min(xp.linalg.eigvalsh(unit))) <= _SINGULAR * eps * gram.shape[0]
-    name, kernel = "nnls_pivots" if singular else "nnls_solve", None
-    if algorithm != "array":
-        # A pivot costs a few k**2 and a row needs about k of them; sweeps and steps cost less.
-        k, effort = int(P.shape[1]), 2.0 * P.shape[1] if singular else 40.0
-        size = math.inf if algorithm == "numba" else effort * (n_rows or P.shape[0]) * k**2
-        kernel = _kernels.available(name, xp, acc, size)
-    codes, worst, most = [], 0.0, 0
-    for first, block in enumerate(_xp.row_blocks(P, _BLOCK_ROWS)):
-        rows = xp.astype(block, acc) / scale
-        if singular:
-            arguments = (unit, rows, l1, tol, _FLAT * eps, _TIE, _max_pivots(unit))
-            Z, residuals, _ = solve_pivots(xp, *arguments) if kernel is None else kernel(*arguments)
-            sweeps = 0
-        else:
-            guess = xp.zeros_like(rows)
+    if _xp.is_numpy(xp):
+        # A kernel is compiled for one memory layout.
+        unit = xp.ascontiguousarray(unit)
+    tol = max(tol, 100 * float(xp.finfo(acc).eps))
+    solve, compiled = _method(xp, unit, tol, max_sweeps, algorithm, n_rows)
+    height = max(1, min(_BLOCK_ROWS, _BLOCK_ELEMENTS // int(gram.shape[0]))) if compiled else _BLOCK_ROWS
+    shortest = float(xp.min(scale))
+
+    def solve_blocks(P: Array, start: Array | None = None) -> tuple[Array, float, int]:
+        codes, worst, most = [], 0.0, 0
+        down = _down(max(float(xp.max(P)), -float(xp.min(P))), shortest)
+        l1 = alpha * down / scale
+        for first, block in enumerate(_xp.row_blocks(P, height)):
+            rows, guess = xp.astype(block, acc), None
+            rows = (rows if down == 1 else rows * down) / scale
             if start is not None:
-                guess = xp.astype(start[first * _BLOCK_ROWS : first * _BLOCK_ROWS + rows.shape[0], :], acc) * scale
-            if kernel is not None:
-                Z, residuals, sweeps = kernel(unit, rows, guess, l1, tol, max_sweeps, _FIRST_BURST, _max_pivots(unit))
-            else:
-                Z, residuals, sweeps = _solve_block(xp, unit, rows, guess, l1, tol, max_sweeps)
-        codes.append(Z / scale)
-        worst, most = max(worst, float(xp.max(residuals))), max(most, int(sweeps))
-    return codes[0] if len(codes) == 1 else xp.concat(codes, axis=0), worst, most
+                guess = start[first * height : first * height + rows.shape[0], :]
+                guess = xp.astype(guess, acc) * scale * down
+            if compiled:
+                rows, guess = xp.ascontiguousarray(rows), None if guess is None else xp.ascontiguousarray(guess)
+            Z, residuals, sweeps = solve(rows, guess, l1)
+            worst = max(worst, float(xp.max(residuals)), _unbounded(xp, unit, rows, l1))
+            most = max(most, int(sweeps))
+            _check_range(xp, Z, scale, down)
+            Z = Z / scale
+            codes.append(Z if down == 1 else Z / down)
+        return codes[0] if len(codes) == 1 else xp.concat(codes, axis=0), worst, most
+
+    return solve_blocks
+
+
+def _down(largest: float, shortest: float) -> float:
+    """Return the power of two, 1 if possible, that keeps rows over the norm of the shortest atom far from overflow."""
+    excess = math.frexp(largest)[1] - math.frexp(shortest)[1] - _MAX_EXPONENT
+    return math.ldexp(1.0, -excess) if excess > 0 else 1.0
+
+
+def _check_range(xp: Namespace, Z: Array, scale: Array, down: float) -> None:
+    """Raise where codes `Z` of unit atoms and scaled rows overflow in the units of the caller."""
+    limit, largest, shortest = float(xp.finfo(Z.dtype).max) * down, float(xp.max(Z)), float(xp.min(scale))
+    if largest > limit * min(shortest, 1.0) and bool(xp.any(Z > limit * xp.minimum(scale, xp.ones_like(scale)))):
+        raise ValueError(
+            f"Codes overflow {Z.dtype}: they reach {largest / down:.3g} for atoms of norm 1, and the shortest atom has "
+            f"norm {shortest:.3g}. Rescale the rows or the atoms (P or G)."
+        )
+
+
+def _method(
+    xp: Namespace, unit: Array, tol: float, max_sweeps: int, algorithm: str, n_rows: int
+) -> tuple[_Solve, bool]:
+    """Choose the method by the conditioning of `unit`, and the kernel if it pays; tell whether it does."""
+    eps, k = float(xp.finfo(unit.dtype).eps), int(unit.shape[0])
+    smallest, most = float(xp.min(xp.linalg.eigvalsh(unit))), _max_pivots(unit)
+    singular = smallest <= _SINGULAR * eps * k
+    # A pivot costs a few k**2 and a row needs about k of them; sweeps and steps cost less.
+    size = math.inf if algorithm == "numba" else (2.0 * k if singular else 40.0) * n_rows * k**2
+    names = ("nnls_pivots",) if singular else ("nnls_solve",) if smallest < _SOUND else ("nnls_solve", "nnls_exchange")
+    kernels = [_kernels.available(name, xp, unit.dtype, size) if algorithm != "array" else None for name in names]
+    if singular:
+
+        def pivot(rows: Array, _: Array | None, l1: Array) -> tuple[Array, Array, int]:
+            arguments = (unit, rows, l1, tol, _FLAT * eps, _TIE, most)
+            Z, residuals, _ = solve_pivots(xp, *arguments) if kernels[0] is None else kernels[0](*arguments)
+            return Z, residuals, 0
+
+        return pivot, kernels[0] is not None
+
+    def descend(rows: Array, guess: Array | None, l1: Array) -> tuple[Array, Array, int]:
+        arguments = (unit, rows, xp.zeros_like(rows) if guess is None else guess, l1, tol, max_sweeps, _FIRST_BURST)
+        return solve_descent(xp, *arguments, most) if kernels[0] is None else kernels[0](*arguments, most)
+
+    if len(kernels) < 2 or kernels[1] is None:
+        return descend, kernels[0] is not None
+    kernel, inverse = kernels[1], xp.linalg.inv(unit)
+    inverse = 0.5 * (inverse + xp.matrix_transpose(inverse))
+
+    def exchange(rows: Array, guess: Array | None, l1: Array) -> tuple[Array, Array, int]:
+        free = xp.matmul(rows - l1, inverse)
+        Z, residuals = kernel(unit, inverse, rows, free, free if guess is None else guess, l1, tol, most)
+        rest, sweeps = xp.nonzero(residuals > tol)[0], 0
+        if rest.shape[0]:
+            Z[rest, :], residuals[rest], sweeps = descend(rows[rest, :], Z[rest, :], l1)
+        return Z, residuals, sweeps
+
+    return exchange, True
+
+
+def _unbounded(xp: Namespace, unit: Array, rows: Array, l1: Array) -> float:
+    """Return the largest residual of zero atoms: codes of theirs that would pay have no limit, and stay 0."""
+    dead = xp.linalg.diagonal(unit) <= 0
+    if not bool(xp.any(dead)):
+        return 0.0
+    top = xp.max(xp.abs(rows), axis=1)
+    gain = xp.max(xp.where(dead, rows - l1, xp.zeros_like(rows)), axis=1)
+    return max(0.0, float(xp.max(gain / xp.where(top > 0, top, xp.ones_like(top)))))
 
 
 def coordinate_sweeps(
@@ -242,7 +354,7 @@ def coordinate_sweeps(
     if kernel is not None:
         return kernel(gram, P, Z, xp.zeros_like(gram[0, :]) + alpha, n_sweeps)
     columns = xp.asarray(xp.matrix_transpose(Z), copy=True)
-    _sweep(xp, gram, xp.matrix_transpose(P), columns, xp.zeros_like(gram[0, :]) + alpha, n_sweeps)
+    sweep(xp, gram, xp.matrix_transpose(P), columns, xp.zeros_like(gram[0, :]) + alpha, n_sweeps)
     return xp.matrix_transpose(columns)
 
 
@@ -259,106 +371,3 @@ def _normalise(xp: Namespace, gram: Array) -> tuple[Array, Array]:
     unit = gram / xp.expand_dims(scale, axis=1) / xp.expand_dims(scale, axis=0)
     mask = xp.astype(live, gram.dtype)
     return scale, unit * xp.expand_dims(mask, axis=1) * xp.expand_dims(mask, axis=0)
-
-
-def _solve_block(
-    xp: Namespace, G: Array, P: Array, start: Array, l1: Array, tol: float, max_sweeps: int
-) -> tuple[Array, Array, int]:
-    """Solve the rows of one block from the codes `start`; converged rows leave the block."""
-    n = P.shape[0]
-    p, z = xp.asarray(xp.matrix_transpose(P), copy=True), xp.asarray(xp.matrix_transpose(start), copy=True)
-    top = xp.max(xp.abs(p), axis=0)
-    live = xp.expand_dims(xp.linalg.diagonal(G) > 0, axis=1) & xp.expand_dims(top > 0, axis=0)
-    z = xp.where(live, z, xp.zeros_like(z))
-    rows = xp.arange(n, device=_xp.device(P))
-    done_rows, done_codes, done_residuals = [], [], []
-    free = xp.ones_like(top) > 0
-    sweeps, burst, pivots = 0, _FIRST_BURST, 0
-    while rows.shape[0]:
-        pivoting = sweeps >= max_sweeps
-        if pivoting:
-            pivots += 1
-        else:
-            burst = min(burst, max_sweeps - sweeps)
-            _sweep(xp, G, p, z, l1, burst)
-            # Crumbs of rounding are not worth a place on the support.
-            z = xp.where(z > 0.1 * tol * top, z, xp.zeros_like(z))
-            sweeps, burst = sweeps + burst, 2 * burst
-        z, free = _face_step(xp, G, p, z, l1, free & pivoting)
-        residual, floor = _residual(xp, G, p, z, l1)
-        done = residual <= tol * top + floor
-        if pivots >= _max_pivots(G):
-            done = xp.ones_like(done)
-        finished, rest = xp.nonzero(done)[0], xp.nonzero(~done)[0]
-        done_rows.append(xp.take(rows, finished, axis=0))
-        done_codes.append(xp.take(z, finished, axis=1))
-        worst = residual / xp.where(top > 0, top, xp.ones_like(top))
-        done_residuals.append(xp.take(worst, finished, axis=0))
-        rows, top, free = (xp.take(a, rest, axis=0) for a in (rows, top, free))
-        p, z = xp.take(p, rest, axis=1), xp.take(z, rest, axis=1)
-    order = xp.argsort(xp.concat(done_rows, axis=0))
-    codes = xp.take(xp.concat(done_codes, axis=1), order, axis=1)
-    return xp.matrix_transpose(codes), xp.concat(done_residuals, axis=0), sweeps
-
-
-def _sweep(xp: Namespace, G: Array, p: Array, z: Array, l1: Array, n_sweeps: int) -> None:
-    """Coordinate descent on all columns of `z`, in place; rows of `p` and `z` are coordinates."""
-    diagonal = xp.linalg.diagonal(G)
-    live = diagonal > 0
-    inverse = xp.where(live, 1 / xp.where(live, diagonal, xp.ones_like(diagonal)), xp.zeros_like(diagonal))
-    zero = xp.zeros_like(z[0, :])
-    for _ in range(n_sweeps):
-        for j in range(int(z.shape[0])):
-            gradient = xp.matmul(G[j : j + 1, :], z)[0, :] - p[j, :] + l1[j]
-            z[j, :] = xp.maximum(z[j, :] - gradient * inverse[j], zero)
-
-
-def _gradient(xp: Namespace, G: Array, p: Array, z: Array, l1: Array) -> Array:
-    return xp.matmul(G, z) - p + xp.expand_dims(l1, axis=1)
-
-
-def _residual(xp: Namespace, G: Array, p: Array, z: Array, l1: Array) -> tuple[Array, Array]:
-    """Return, per column, the residual of the optimality conditions and the rounding error of the gradient."""
-    live = xp.expand_dims(xp.linalg.diagonal(G) > 0, axis=1)
-    natural = xp.abs(xp.minimum(z, _gradient(xp, G, p, z, l1)))
-    residual = xp.max(xp.where(live, natural, xp.zeros_like(natural)), axis=0)
-    return residual, 10 * float(xp.finfo(z.dtype).eps) * xp.max(xp.matmul(xp.abs(G), z), axis=0)
-
-
-def _face_step(xp: Namespace, G: Array, p: Array, z: Array, l1: Array, enter: Array) -> tuple[Array, Array]:
-    """Move every column to the minimiser over its positive coordinates, or as far as the bounds allow.
-
-    Where `enter`, the coordinate with the most negative gradient joins them. Also returns which columns arrived.
-    """
-    live = xp.expand_dims(xp.linalg.diagonal(G) > 0, axis=1)
-    gradient = _gradient(xp, G, p, z, l1)
-    face = (z > 0) & live
-    steepest = xp.expand_dims(xp.argmin(xp.where(live, gradient, xp.full_like(gradient, xp.inf)), axis=0), axis=0)
-    coordinates = xp.expand_dims(xp.arange(z.shape[0], device=_xp.device(z)), axis=1)
-    face = face | ((coordinates == steepest) & (gradient < 0) & live & xp.expand_dims(enter, axis=0))
-    weights = xp.astype(face, z.dtype)
-    step = _newton(xp, G, gradient * weights, weights)
-    down = step < 0
-    reach = xp.where(down, z / xp.where(down, -step, xp.ones_like(step)), xp.full_like(step, xp.inf))
-    nearest = xp.min(reach, axis=0, keepdims=True)
-    length = xp.clip(nearest, None, 1)
-    blocked = (reach <= length) & (nearest < 1)
-    moved = xp.where(blocked, xp.zeros_like(z), xp.clip(z + length * step, 0, None))
-    return moved, nearest[0, :] >= 1
-
-
-def _newton(xp: Namespace, G: Array, gradient: Array, face: Array) -> Array:
-    """Solve ``G_FF step = -gradient_F`` for every column, in stacks of bounded size."""
-    k = int(G.shape[0])
-    size = max(1, _STACK_ELEMENTS // (k * k))
-    eye = xp.eye(k, dtype=G.dtype, device=_xp.device(G))
-    pieces = []
-    for start in range(0, int(face.shape[1]), size):
-        stop = min(start + size, int(face.shape[1]))
-        f = xp.matrix_transpose(face[:, start:stop])
-        rhs = xp.expand_dims(-xp.matrix_transpose(gradient[:, start:stop]), axis=-1)
-        rows = xp.expand_dims(f, axis=-1)
-        # Outside the face the system is the identity with right-hand side 0: all systems have one shape.
-        system = rows * xp.matrix_transpose(rows) * G + (1 - rows) * eye
-        pieces.append(xp.linalg.solve(system, rhs)[:, :, 0] * f)
-    return xp.matrix_transpose(pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=0))
