@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from isogeom import _xp
 from isogeom._products import ProductSum
+from isogeom._weights import check_weights, drop_unweighted
 from isogeom._xp import Array
 
 # Blocks per pass of `update`: each leaves its mean behind until the pass ends.
@@ -49,6 +51,9 @@ class Moments:
     Weights are frequencies: whole ones give what repeated rows give, and divisors such as ``count - 1`` follow. For
     weights that only say how reliable a row is, scale them so that they add up to the number of rows.
 
+    Squares must be numbers of the accumulator's dtype: in float64, rows may spread over 1e-153 to 1e153 about (less the
+    square root of their number at the upper end). Beyond that :meth:`update` or :meth:`covariance` raise.
+
     References
     ----------
     Chan, Golub, LeVeque, "Algorithms for computing the sample variance", The American Statistician 37(3), 1983.
@@ -66,20 +71,23 @@ class Moments:
     True
     """
 
-    __slots__ = ("count", "mean", "scatter")
+    __slots__ = ("_lost", "count", "mean", "scatter")
 
     def __init__(self, count: float = 0, mean: Array | None = None, scatter: Array | None = None) -> None:
         self.count = count
         self.mean: Array = mean
         self.scatter: Array = scatter
+        # Largest spread that was seen and whose squares were too small to be summed, 0 if there was none.
+        self._lost = 0.0
 
     def __repr__(self) -> str:
         return f"Moments(count={self.count}, n_features={self.n_features})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"count": self.count, "mean": self.mean, "scatter": self.scatter}
+        return {"count": self.count, "mean": self.mean, "scatter": self.scatter, "_lost": self._lost}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._lost = 0.0
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -92,11 +100,18 @@ class Moments:
         """Return these moments with every array passed through `converter`: how scikit-learn moves fitted state."""
         if self.mean is None:
             return self.copy()
-        return Moments(self.count, converter(self.mean), converter(self.scatter))
+        converted = Moments(self.count, converter(self.mean), converter(self.scatter))
+        converted._lost = self._lost
+        return converted
 
     def copy(self) -> Moments:
         """Return a copy that later updates of this object do not touch (arrays are never changed in place)."""
-        return Moments(self.count, self.mean, self.scatter)
+        result = Moments()
+        result._take(self)
+        return result
+
+    def _take(self, other: Moments) -> None:
+        self.count, self.mean, self.scatter, self._lost = other.count, other.mean, other.scatter, other._lost
 
     def update(self, X: Array, sample_weight: Any = None, *, block_rows: int = _xp.BLOCK_ROWS) -> Moments:
         """Add the rows of `X` and return this object.
@@ -120,8 +135,9 @@ class Moments:
         Raises
         ------
         ValueError
-            If `X` is not two-dimensional, its number of features differs from what was seen before, a value is NaN,
-            infinite or too large to be squared, or a weight is negative or not finite. This object is then unchanged.
+            If `X` is not two-dimensional, its number of features differs from what was seen before, a value is NaN or
+            infinite, the squares of the spread overflow, or a weight is negative or not finite. This object is then
+            unchanged.
         """
         X = X if _xp.is_foreign(X) else np.asarray(X)
         if X.ndim != 2:
@@ -130,15 +146,10 @@ class Moments:
             raise ValueError(f"block_rows={block_rows!r} must be at least 1.")
         weights = None if sample_weight is None else check_weights(sample_weight, X)
         part = self.copy()
-        if not _xp.is_foreign(X):
-            # The passes over a shifted block cost half where it stays in the cache.
-            block_rows = min(block_rows, max(_CACHE_BYTES // (max(X.itemsize, 4) * max(X.shape[1], 1)), _FEW_ROWS))
-        # Bounding the blocks per pass bounds the means that are kept until its end.
-        step = block_rows * _BLOCKS_PER_PASS
-        for begin in range(0, X.shape[0], step):
-            rows = slice(begin, min(begin + step, X.shape[0]))
+        block_rows = _rows_of_block(X, block_rows)
+        for rows in passes(X, block_rows):
             part = _add_rows(part, X[rows, :], None if weights is None else weights[rows], block_rows)
-        self.count, self.mean, self.scatter = part.count, part.mean, part.scatter
+        self._take(part)
         return self
 
     def merge(self, other: Moments) -> Moments:
@@ -169,13 +180,15 @@ class Moments:
         if other.count == 0:
             return
         if self.count == 0:
-            self.count, self.mean, self.scatter = other.count, other.mean, other.scatter
+            self._take(other)
             return
         _same_features(self.n_features, other.n_features)
         xp = _xp.array_namespace(self.mean, other.mean)
         total = self.count + other.count
         delta = other.mean - self.mean
         outer = xp.expand_dims(delta, axis=1) * xp.expand_dims(delta, axis=0)
+        gap = float(xp.max(xp.abs(delta)))
+        self._lost = max(self._lost, other._lost, gap if 0 < gap and gap * gap < _smallest(xp, delta) else 0.0)
         self.scatter = self.scatter + other.scatter + outer * (self.count * other.count / total)
         self.mean = self.mean + delta * (other.count / total)
         self.count = total
@@ -191,10 +204,13 @@ class Moments:
         Raises
         ------
         ValueError
-            If ``count <= ddof``.
+            If ``count <= ddof``, or the rows differ by so little that their variance underflows.
         """
         if self.count <= ddof:
             raise ValueError(f"The covariance needs more than {ddof} rows, got {self.count}: add rows with update().")
+        xp = _xp.array_namespace(self.scatter)
+        if self._lost > 0 and float(xp.linalg.trace(self.scatter)) < self.count * _smallest(xp, self.scatter):
+            raise scale_error(self._lost)
         return self.scatter / (self.count - ddof)
 
     def gram(self) -> Array:
@@ -205,34 +221,58 @@ class Moments:
         return self.scatter + xp.expand_dims(self.mean, axis=1) * xp.expand_dims(self.mean, axis=0) * self.count
 
 
+def _rows_of_block(X: Array, block_rows: int) -> int:
+    """Return the number of rows of one product."""
+    if _xp.is_foreign(X):
+        return block_rows
+    # The passes over a shifted block cost half where it stays in the cache.
+    return min(block_rows, max(_CACHE_BYTES // (max(X.itemsize, 4) * max(X.shape[1], 1)), _FEW_ROWS))
+
+
+def passes(X: Array, block_rows: int = _xp.BLOCK_ROWS) -> Iterator[slice]:
+    """Yield the slices of rows that `Moments.update` adds one after the other.
+
+    One call per slice gives exactly what one call with all rows gives. Bounding the blocks per pass bounds the means
+    that are kept until its end.
+    """
+    step = _rows_of_block(X, block_rows) * _BLOCKS_PER_PASS
+    for begin in range(0, X.shape[0], step):
+        yield slice(begin, min(begin + step, X.shape[0]))
+
+
+def _smallest(xp: Any, like: Array) -> float:
+    """Return the smallest number of the dtype that has all its digits."""
+    return float(xp.finfo(like.dtype).smallest_normal)
+
+
+def scale_error(size: float) -> ValueError:
+    """Return the error for rows whose spread, of about `size`, has squares that are no numbers of float64."""
+    exponent = -round(math.log2(size))
+    what = "overflow" if size > 1 else "underflow"
+    return ValueError(
+        f"X spreads over about {size:.1g}, whose squares {what}: rescale X first. X * 2.0**{exponent} changes no digit."
+    )
+
+
+def largest_gap(X: Array, weights: Array | None = None, origin: Array | None = None) -> float:
+    """Return the largest absolute difference of the rows that count to `origin`, by default the first of them."""
+    xp, gaps = _xp.array_namespace(X), [0.0]
+    for begin in range(0, X.shape[0], _xp.BLOCK_ROWS):
+        rows = slice(begin, min(begin + _xp.BLOCK_ROWS, X.shape[0]))
+        block = _xp.as_real_floating(X[rows, :], "X")
+        if weights is not None:
+            block, _ = drop_unweighted(xp, block, weights[rows])
+        if block.shape[0] == 0:
+            continue
+        origin = block[0, :] if origin is None else origin
+        gaps.append(float(xp.max(xp.abs(block - xp.astype(origin, block.dtype)))))
+    # NumPy's maximum hands NaN on.
+    return float(np.max(gaps))
+
+
 def _same_features(known: int | None, new: int | None) -> None:
     if known != new:
         raise ValueError(f"Cannot join moments of {known} features with rows of {new} features.")
-
-
-def check_weights(sample_weight: Any, X: Array) -> Array:
-    """Return the weights of the rows of `X` as an array beside it, in the accumulator's dtype.
-
-    Raises
-    ------
-    ValueError
-        If the shape is not (n_samples,), or a weight is negative or not finite.
-    """
-    xp = _xp.array_namespace(X)
-    acc = _xp.accumulator_dtype(xp, _xp.device(X))
-    if _xp.is_foreign(X):
-        # Lists and numpy arrays hold few numbers: they follow X, as y does.
-        weights = xp.asarray(sample_weight, dtype=acc, device=_xp.device(X))
-    else:
-        weights = np.asarray(sample_weight, dtype=acc)
-    if weights.ndim != 1 or weights.shape[0] != X.shape[0]:
-        raise ValueError(
-            f"sample_weight has shape {tuple(weights.shape)}, but X has {X.shape[0]} rows: pass one weight per row, "
-            f"shape ({X.shape[0]},)."
-        )
-    if not bool(xp.all(xp.isfinite(weights) & (weights >= 0))):
-        raise ValueError("sample_weight has a value that is negative, NaN or infinite: weights must be at least 0.")
-    return weights
 
 
 def _add_rows(start: Moments, X: Array, weights: Array | None, block_rows: int) -> Moments:
@@ -251,16 +291,22 @@ def _add_rows(start: Moments, X: Array, weights: Array | None, block_rows: int) 
                 block, block_weights = drop_unweighted(total.xp, block, block_weights)
             if block.shape[0]:
                 total.add(block, block_weights)
-        return total.finish()
-
-
-def drop_unweighted(xp: Any, block: Array, weights: Array) -> tuple[Array, Array]:
-    """Leave out the rows of weight 0, so that nothing in them has a say, not even through the shift."""
-    kept = weights > 0
-    if bool(xp.all(kept)):
-        return block, weights
-    index = xp.nonzero(kept)[0]
-    return xp.take(block, index, axis=0), xp.take(weights, index)
+        result = total.finish()
+        if result.count == 0:
+            return result
+        result._lost = start._lost
+        trace = float(total.xp.linalg.trace(result.scatter))
+        if not np.isfinite(trace):
+            gap = largest_gap(X, weights, start.mean)
+            if np.isfinite(gap):
+                raise scale_error(gap)
+            raise ValueError(
+                "X contains NaN, infinity or values whose squares overflow: drop those rows, or rescale X, first."
+            )
+        if trace < result.count * _smallest(total.xp, result.mean):
+            # Equal rows, or rows whose differences have squares that are too small.
+            result._lost = max(result._lost, largest_gap(X, weights, start.mean))
+    return result
 
 
 class _Pass:
@@ -342,10 +388,6 @@ class _Pass:
             rests = xp.stack(self.rests, axis=0)
             self.products.add_exact(xp.sqrt(self._column(self.rest_counts, rests)) * rests, -1)
         scatter = self.products.total()
-        if not np.isfinite(float(xp.linalg.trace(scatter))):
-            raise ValueError(
-                "X contains NaN, infinity or values whose squares overflow: drop those rows, or rescale X, first."
-            )
         return Moments(int(total) if float(total).is_integer() else total, mean, scatter)
 
     def _column(self, counts: list[float], like: Array) -> Array:

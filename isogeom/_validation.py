@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import numbers
-from collections.abc import Callable, Iterator
+import sys
+import warnings
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import _safe_indexing, assert_all_finite
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from isogeom import _xp
+from isogeom._callbacks import IterativeMixin, Steps
 from isogeom._xp import Array
 
 __all__ = [
@@ -29,7 +31,14 @@ __all__ = [
     "check_same_library",
     "check_sample_rows",
     "host_copy",
+    "take_rows",
+    "warn_user",
 ]
+
+# Packages whose frames lie between the user's line and the place that warns.
+_INNER_PACKAGES = {"isogeom", "sklearn", "joblib"}
+# Entries of a block that is looked through for values that are not finite.
+_FINITE_ELEMENTS = 2**22
 
 
 class Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -47,12 +56,26 @@ class Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return tags
 
     def _check_X(
-        self, X: Any, *, reset: bool, min_samples: int = 1, min_features: int = 1, finite: bool = True
+        self,
+        X: Any,
+        *,
+        reset: bool,
+        min_samples: int = 1,
+        min_features: int = 1,
+        finite: bool = True,
+        convert: bool = True,
     ) -> Array:
         """Validate the rows passed to `fit` (reset=True) or to a method of the fitted estimator.
 
         `finite` False spares numpy rows the pass that looks for NaN and infinity, for callers that meet them anyway.
+        `convert` False leaves half precision, integers and booleans as they are, for callers that convert every block
+        of rows when they read it: an array of them is then not copied.
         """
+        if not convert and _is_convertible(X) and X.shape[0] >= min_samples and X.shape[1] >= max(min_features, 1):
+            X = X.detach() if hasattr(X, "detach") else np.asarray(X) if isinstance(X, np.ndarray) else X
+            if finite:
+                _check_finite(X, "X", type(self).__name__)
+            return validate_data(self, X, reset=reset, skip_check_array=True)
         if not _xp.is_foreign(X):
             # ensure_min_features is reported after the count of features of `fit` is recorded, as scikit-learn does.
             return validate_data(
@@ -92,135 +115,6 @@ class Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return host_copy(self)
 
 
-class IterativeMixin:
-    """Callbacks (progress, early stop) for iterative estimators, where scikit-learn has them (1.9 and later).
-
-    Nothing of scikit-learn's callback package is loaded before an estimator is given a callback.
-    """
-
-    def set_callbacks(self, *callbacks: Any) -> Any:
-        """Set callbacks that `fit` reports to.
-
-        Parameters
-        ----------
-        *callbacks : callback instances
-            For example :class:`sklearn.callback.ProgressBar`. None of them removes those set before.
-
-        Returns
-        -------
-        estimator
-            This estimator.
-
-        Raises
-        ------
-        ImportError
-            If scikit-learn is older than 1.9.
-        """
-        return _callback_support().set_callbacks(self, *callbacks)
-
-    def _init_callback_context(self, *args: Any, **kwargs: Any) -> Any:
-        return _callback_support()._init_callback_context(self, *args, **kwargs)
-
-    @contextlib.contextmanager
-    def _iterations(self, max_iter: int | None, X: Any = None, y: Any = None) -> Iterator[Steps]:
-        """Yield what an iteration loop calls at the end of every iteration; see :class:`Steps`.
-
-        Parameters
-        ----------
-        max_iter : int or None
-            Largest number of calls, None if it is not known.
-        X, y : array or None
-            What `fit` got, for the callbacks that ask for it.
-        """
-        if not hasattr(self, "_skl_callbacks") and not hasattr(self, "_parent_callback_ctx"):
-            yield Steps()
-            return
-        from sklearn.callback import with_callbacks
-
-        # A decorated function calls the teardown hooks when it returns: here that is all it does.
-        tear_down = with_callbacks(lambda _: None)
-        try:
-            context = self._init_callback_context(max_subtasks=max_iter)
-            context.call_on_fit_task_begin(estimator=self, X=X, y=y)
-            steps = Steps(self, context, max_iter, X, y)
-            yield steps
-            steps.close()
-            context.call_on_fit_task_end(estimator=self, X=X, y=y)
-        finally:
-            tear_down(self)
-
-
-class Steps:
-    """Reports the end of each iteration to the callbacks; without callbacks, calling it does nothing.
-
-    Attributes
-    ----------
-    stop_requested : bool
-        Whether a callback has asked to stop.
-    """
-
-    def __init__(
-        self, estimator: Any = None, context: Any = None, max_iter: int | None = None, X: Any = None, y: Any = None
-    ) -> None:
-        self.stop_requested = False
-        self._estimator, self._context, self._max_iter = estimator, context, max_iter
-        self._data = {"X": X, "y": y}
-        self._n_begun = 0
-        self._task: Any = None
-        self._begin()
-
-    def _begin(self) -> None:
-        if self._context is None or self._n_begun == self._max_iter:
-            return
-        self._n_begun += 1
-        task = self._context.subcontext(task_name="iteration")
-        self._task = task.call_on_fit_task_begin(estimator=self._estimator, **self._data)
-
-    def __call__(
-        self, metadata: dict[str, Any] | None = None, attributes: Callable[[], dict[str, Any]] | None = None
-    ) -> bool:
-        """End an iteration.
-
-        Parameters
-        ----------
-        metadata : dict, default=None
-            Numbers of this iteration, such as ``{"objective": 0.3}``.
-        attributes : callable, default=None
-            Returns the fitted attributes with which the estimator could transform as of now. It is called only if a
-            callback wants a fitted estimator.
-
-        Returns
-        -------
-        bool
-            Whether a callback asks to stop: leave the loop, as if `max_iter` had been reached.
-        """
-        if self._task is None:
-            return self.stop_requested
-        task, self._task = self._task, None
-        self.stop_requested |= bool(
-            task.call_on_fit_task_end(
-                estimator=self._estimator, metadata=metadata, reconstruction_attributes=attributes, **self._data
-            )
-        )
-        if not self.stop_requested:
-            self._begin()
-        return self.stop_requested
-
-    def close(self) -> None:
-        """End an iteration that was begun but not reported."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            task.call_on_fit_task_end(estimator=self._estimator, **self._data)
-
-
-def _callback_support() -> Any:
-    try:
-        from sklearn.callback import CallbackSupportMixin
-    except ImportError as error:
-        raise ImportError("Callbacks need scikit-learn 1.9 or later: pip install -U scikit-learn.") from error
-    return CallbackSupportMixin
-
-
 def host_copy(value: Any) -> Any:
     """Copy a fitted object to the host: arrays of any library become numpy arrays.
 
@@ -252,6 +146,53 @@ def host_copy(value: Any) -> Any:
 def _is_callback(name: str) -> bool:
     """Whether scikit-learn keeps callbacks in this attribute: they are shared, as `clone` shares them."""
     return name == "_skl_callbacks"
+
+
+def _is_convertible(X: Any) -> bool:
+    """Whether `X` is a matrix of numbers of another dtype than float32 and float64, of numpy or of another library."""
+    if not (isinstance(X, np.ndarray) or _xp.is_foreign(X)) or X.ndim != 2:
+        return False
+    if isinstance(X, np.ndarray):
+        return X.dtype == np.float16 or X.dtype.kind in "iub"
+    xp = _xp.array_namespace(X)
+    if X.dtype in (xp.float32, xp.float64):
+        return False
+    return _xp.is_real_floating(xp, X) or bool(xp.isdtype(X.dtype, ("integral", "bool")))
+
+
+def _check_finite(X: Array, name: str, owner: str | None) -> None:
+    """Raise ValueError if a value is NaN or infinite; looked for block by block, without an array as large as `X`."""
+    xp = _xp.array_namespace(X)
+    if not _xp.is_real_floating(xp, X):
+        return
+    for block in _xp.row_blocks(X, max(_xp.BLOCK_ROWS, _FINITE_ELEMENTS // max(int(X.shape[1]), 1))):
+        if bool(xp.all(xp.isfinite(block))):
+            continue
+        if not _xp.is_foreign(X):
+            assert_all_finite(block, input_name=name, estimator_name=owner)
+        raise ValueError(
+            f"Input {name} contains NaN or infinity. Drop or repair those rows first: "
+            "X[torch.isfinite(X).all(1)] keeps the finite ones."
+        )
+
+
+def take_rows(X: Any, index: np.ndarray) -> Any:
+    """Return the rows of `X` with the indices `index`; a data frame stays one, with its column names."""
+    if _xp.is_foreign(X):
+        xp = _xp.array_namespace(X)
+        return xp.take(X, _xp.asarray_like(index, X, dtype=xp.int64), axis=0)
+    return _safe_indexing(X, index)
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of user code that called the package, however deep inside it the reason was found.
+
+    Frames of scikit-learn are passed over too: a call may come through ``fit_transform``, a wrapper or a pipeline.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER_PACKAGES:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def _lift_half(X: Any) -> Any:
@@ -316,12 +257,7 @@ def check_rows(X: Any, *, name: str, min_samples: int = 1, min_features: int = 1
             f"{min_features} is required{who}."
         )
     X = _xp.as_real_floating(X, name)
-    xp = _xp.array_namespace(X)
-    if not bool(xp.all(xp.isfinite(X))):
-        raise ValueError(
-            f"Input {name} contains NaN or infinity. Drop or repair those rows first: "
-            "X[torch.isfinite(X).all(1)] keeps the finite ones."
-        )
+    _check_finite(X, name, owner)
     return X
 
 

@@ -124,6 +124,13 @@ def to_numpy(x: Any) -> np.ndarray:
     return np.from_dlpack(array_api_compat.to_device(x, "cpu"))
 
 
+def float32_products_exact(xp: Namespace) -> bool:
+    """Tell whether float32 products are made in float32: torch can be told to round their factors to TF32."""
+    if not is_torch(xp):
+        return True
+    return bool(sys.modules["torch"].get_float32_matmul_precision() == "highest")
+
+
 def row_blocks(X: Array, size: int = BLOCK_ROWS) -> Iterator[Array]:
     """Yield consecutive blocks of at most `size` rows of `X`, as views."""
     n = X.shape[0]

@@ -1,4 +1,5 @@
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 from isogeom import Moments, _moments, _xp
-from isogeom._moments import merge_all
+from isogeom._moments import merge_all, passes
 
 
 def reference(X):
@@ -395,3 +396,61 @@ def test_public_name_is_lazy():
 def test_only_moments_can_be_merged():
     with pytest.raises(TypeError, match="other must be Moments, got ndarray"):
         Moments().merge(np.eye(3))
+
+
+class TestScale:
+    @pytest.mark.parametrize("scale", [2.0**-500, 2.0**500])
+    def test_powers_of_two_change_no_digit(self, as_array, scale):
+        x = np.random.default_rng(0).standard_normal((300, 6)) + 1
+        plain, scaled = Moments().update(as_array(x)), Moments().update(as_array(x * scale))
+        np.testing.assert_array_equal(_xp.to_numpy(scaled.mean), _xp.to_numpy(plain.mean) * scale)
+        np.testing.assert_array_equal(_xp.to_numpy(scaled.covariance()), _xp.to_numpy(plain.covariance()) * scale**2)
+
+    @pytest.mark.parametrize(("scale", "what"), [(1e-300, "underflow"), (1e-160, "underflow"), (1e160, "overflow")])
+    def test_spreads_without_squares_are_named(self, as_array, scale, what):
+        x = np.random.default_rng(0).standard_normal((300, 6))
+        with pytest.raises(ValueError, match=rf"X spreads over about \de[+-]\d+, whose squares {what}: rescale X") as e:
+            Moments().update(as_array(x * scale)).covariance()
+        factor = 2.0 ** float(re.search(r"2\.0\*\*(-?\d+)", str(e.value)).group(1))
+        # The advice works.
+        got = _xp.to_numpy(Moments().update(as_array(x * scale * factor)).covariance())
+        np.testing.assert_allclose(got / (scale * factor) ** 2, np.cov(x.T), rtol=1e-9, atol=1e-12)
+
+    def test_equal_rows_have_no_spread_at_any_scale(self, as_array):
+        for value in (0.0, 1e-300, 0.1, 1e300):
+            moments = Moments().update(as_array(np.full((5, 3), value))).update(as_array(np.full((4, 3), value)))
+            assert not _xp.to_numpy(moments.covariance()).any()
+            assert np.all(_xp.to_numpy(moments.mean) == value)
+
+    def test_a_tiny_batch_in_a_stream_of_others_is_no_error(self):
+        x = np.random.default_rng(0).standard_normal((300, 6))
+        tiny = Moments().update(x[:100] * 1e-200)
+        assert_equals_reference(tiny.copy().update(x[100:]), np.vstack([x[:100] * 1e-200, x[100:]]), rel=1e-12)
+        assert_equals_reference(tiny.merge(Moments().update(x)), np.vstack([x[:100] * 1e-200, x]), rel=1e-12)
+
+    def test_the_loss_is_remembered(self):
+        x = np.random.default_rng(0).standard_normal((300, 6)) * 1e-200
+        lost = Moments().update(x[:100])
+        apart = Moments().update(x[:1]).merge(Moments().update(x[1:2]))
+        weighted = Moments().update(np.vstack([x[:3], [[np.nan] * 6]]), [1, 1, 1, 0])
+        for moments in (lost.copy(), lost.merge(Moments()), Moments().merge(lost), apart, weighted,
+                        pickle.loads(pickle.dumps(lost)), lost.merge(Moments().update(x[:1]))):  # fmt: skip
+            with pytest.raises(ValueError, match="squares underflow"):
+                moments.covariance()
+
+    def test_pickles_of_before_are_read(self):
+        moments = Moments()
+        moments.__setstate__({"count": 2, "mean": np.zeros(2), "scatter": np.eye(2)})
+        np.testing.assert_array_equal(moments.covariance(), np.eye(2))
+
+
+def test_passes_give_what_one_update_gives(monkeypatch):
+    monkeypatch.setattr(_moments, "_BLOCKS_PER_PASS", 2)
+    X = np.random.default_rng(0).standard_normal((5 * _xp.BLOCK_ROWS, 3))
+    parts = list(passes(X))
+    assert len(parts) == 3
+    whole, stepped = Moments().update(X), Moments()
+    for rows in parts:
+        stepped.update(X[rows])
+    np.testing.assert_array_equal(stepped.scatter, whole.scatter)
+    np.testing.assert_array_equal(stepped.mean, whole.mean)

@@ -1,3 +1,5 @@
+import inspect
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -12,6 +14,8 @@ from isogeom._validation import (
     check_rows,
     check_same_library,
     check_sample_rows,
+    take_rows,
+    warn_user,
 )
 
 
@@ -219,3 +223,87 @@ class TestChoice:
     def test_rejects(self, value):
         with pytest.raises(ValueError, match=r"mode=.* must be one of 'a', False\."):
             check_choice(value, "mode", ("a", False))
+
+
+class TestWarnUser:
+    def test_names_the_line_outside_of_the_packages(self):
+        # Two library frames and one of scikit-learn between the call and the warning.
+        inner = {"__name__": "isogeom.decomposition._inner", "warn_user": warn_user}
+        exec("def report():\n    warn_user('weak', RuntimeWarning)\n\ndef fit():\n    report()", inner)
+        wrapper = {"__name__": "sklearn.utils._set_output", "fit": inner["fit"]}
+        exec("def wrapped():\n    fit()", wrapper)
+        for call in (inner["report"], inner["fit"], wrapper["wrapped"]):
+            with pytest.warns(RuntimeWarning, match="weak") as record:
+                call()
+            line = inspect.currentframe().f_lineno - 1
+            assert [(w.filename, w.lineno) for w in record] == [(__file__, line)]
+
+    def test_a_package_that_only_starts_alike_is_the_users(self):
+        theirs = {"__name__": "sklearn_extra.thing", "warn_user": warn_user}
+        exec(compile("def fit():\n    warn_user('weak')", "theirs.py", "exec"), theirs)
+        with pytest.warns(UserWarning, match="weak") as record:
+            theirs["fit"]()
+        assert record[0].filename == "theirs.py"
+
+
+class Lazy(Transformer):
+    """Leaves the dtype of the rows alone, as estimators that convert block by block do."""
+
+    def fit(self, X, y=None):
+        self.rows_ = self._check_X(X, reset=True, min_samples=2, convert=False)
+        return self
+
+
+class TestUnconvertedRows:
+    @pytest.mark.parametrize("dtype", ["float16", "uint8", "int32", "bool"])
+    def test_small_dtypes_are_kept_without_a_copy(self, dtype):
+        X = np.ones((4, 3), dtype=dtype)
+        rows = Lazy().fit(X).rows_
+        assert np.shares_memory(rows, X)
+        assert rows.dtype == X.dtype
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "uint8"])
+    def test_tensors_too(self, dtype):
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        X = torch.ones((4, 3)).to(getattr(torch, dtype))
+        rows = Lazy().fit(X.requires_grad_() if dtype != "uint8" else X).rows_
+        assert rows.data_ptr() == X.data_ptr()
+        assert not rows.requires_grad
+
+    def test_what_fit_checks_is_checked_all_the_same(self):
+        bad = np.ones((4, 3), dtype=np.float16)
+        bad[2, 1] = np.inf
+        with pytest.raises(ValueError, match="Input X contains infinity"):
+            Lazy().fit(bad)
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        with pytest.raises(ValueError, match="Input X contains NaN or infinity"):
+            Lazy().fit(torch.asarray(bad))
+        for X in (np.ones((1, 3), dtype=np.uint8), torch.ones((1, 3), dtype=torch.uint8)):
+            with pytest.raises(ValueError, match=r"1 sample\(s\).*minimum of 2 is required"):
+                Lazy().fit(X)
+        with pytest.raises(ValueError, match="Expected 2D array"):
+            Lazy().fit(np.ones(3, dtype=np.uint8))
+        model = Lazy().fit(np.ones((4, 3), dtype=np.uint8))
+        with pytest.raises(ValueError, match="2 features, but Lazy is expecting 3 features"):
+            model._check_X(np.ones((4, 2), dtype=np.uint8), reset=False, convert=False)
+
+    def test_other_dtypes_are_converted(self):
+        for X in ([[1, 2], [3, 4]], np.ones((2, 2), dtype=np.longdouble), np.ones((2, 2), dtype=object)):
+            assert Lazy().fit(X).rows_.dtype == np.float64
+
+
+def test_a_value_that_is_not_finite_is_found_in_any_block(monkeypatch, as_array):
+    monkeypatch.setattr("isogeom._validation._FINITE_ELEMENTS", 1)
+    x = np.ones((3 * _xp.BLOCK_ROWS + 2, 2))
+    x[-1, 0] = np.nan
+    with pytest.raises(ValueError, match="G contains NaN"):
+        check_rows(as_array(x), name="G")
+
+
+def test_rows_are_taken_from_anything(as_array):
+    x = np.arange(12.0).reshape(4, 3)
+    np.testing.assert_array_equal(_xp.to_numpy(take_rows(as_array(x), np.array([2, 0]))), x[[2, 0]])
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = take_rows(pandas.DataFrame(x, columns=list("abc")), np.array([2, 0]))
+    assert list(frame.columns) == list("abc")
+    np.testing.assert_array_equal(frame.to_numpy(), x[[2, 0]])

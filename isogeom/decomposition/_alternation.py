@@ -17,6 +17,8 @@ from isogeom.decomposition._starts import unit_rows
 # Sweeps of coordinate descent on the codes, and passes over the atoms, in one iteration.
 _SWEEPS = 2
 _ATOM_PASSES = 3
+# A stop needs this many decreases in a row below a thousandth of the tolerance, where there is no window to look at.
+_QUIET, _QUIET_SHARE = 3, 1e-3
 # How often dead atoms are moved before they are left alone.
 _MOVES = 5
 # Extrapolation of the atoms: first and largest step, growth after a success, of its limit, and cut after a failure.
@@ -39,12 +41,18 @@ class Statistics:
         return cls(xp.zeros((k, k), dtype=D.dtype, device=_xp.device(D)), xp.zeros_like(D), xp.zeros_like(D[:, 0]))
 
     def add(self, Z: Array, rows: Array) -> None:
-        """Add the codes `Z` of `rows`."""
+        """Add the codes `Z` of `rows`; their products are made in the dtype of the rows."""
         xp = _xp.array_namespace(Z, rows)
         transposed = xp.matrix_transpose(Z)
         self.A = self.A + xp.matmul(transposed, Z)
-        self.B = self.B + xp.matmul(transposed, rows)
+        self.B = self.B + xp.astype(xp.matmul(xp.astype(transposed, rows.dtype), rows), self.B.dtype)
         self.sums = self.sums + xp.sum(Z, axis=0)
+
+    def take(self, order: Array) -> Statistics:
+        """Return the same sums for atoms in another order."""
+        xp = _xp.array_namespace(self.A)
+        A = xp.take(xp.take(self.A, order, axis=0), order, axis=1)
+        return Statistics(A, xp.take(self.B, order, axis=0), xp.take(self.sums, order))
 
     def merge(self, other: Statistics) -> None:
         """Add the sums of other rows."""
@@ -91,6 +99,10 @@ class State:
     statistics: Any = None
     path: list[float] = field(default_factory=list)
     decrease: float = math.inf
+    # Iterations since dead atoms moved, decreases next to nothing in a row, and whether the tolerance is met.
+    calm: int = 0
+    quiet: int = 0
+    settled: bool = False
     moves: int = _MOVES
     previous: Any = None
     step: float = _STEP
@@ -105,6 +117,7 @@ def advance(
     max_iter: int,
     tol: float,
     step: Callable[[dict[str, float]], bool] = lambda _: False,
+    window: int = 1,
 ) -> State:
     """Alternate atom and code steps, in place; no iteration raises the objective.
 
@@ -122,15 +135,20 @@ def advance(
     max_iter : int
         Largest number of iterations in this call.
     tol : float
-        Relative decrease of the objective at which to stop.
+        Relative decrease of the objective, in the last `window` iterations together, at which to stop.
     step : callable
         Gets the objective after every iteration, and tells whether to stop there.
+    window : int, default=1
+        Iterations that `tol` looks back on, at least 1. On a plateau, as when two atoms share a direction before one
+        of them leaves, single decreases become small long before the end. A fit that is exact to rounding, or rests
+        for three iterations, stops before.
 
     Returns
     -------
     State
-        `state`, with `path` (objective after a first code step, and after every iteration) grown and `decrease`, the
-        last relative decrease: 0 if the fit is exact to rounding, infinite if dead atoms were moved just then.
+        `state`, with `path` (objective after a first code step, and after every iteration) grown; `decrease`, the
+        relative decrease over the window: 0 if the fit is exact to rounding, infinite if dead atoms were moved; and
+        `settled`, whether the tolerance ended the iterations.
     """
     xp = rows.xp
     # Half a squared norm that cannot be told from zero in sums of this size.
@@ -149,11 +167,23 @@ def advance(
             D, moved = move_dead_atoms(rows, state.Z, D, dead, max(problem.penalty, math.sqrt(floor)))
             lengths, state.previous, state.moves = xp.ones_like(lengths), None, state.moves - 1
         _iterate(rows, state, problem, D, lengths)
-        fall = math.inf if moved else max(state.path[-2] - state.path[-1], 0.0)
-        state.decrease = fall / state.path[-1] if state.path[-1] > floor else 0.0
-        if step({"objective": state.path[-1]}) or state.decrease <= tol:
+        state.calm = 0 if moved else state.calm + 1
+        _judge(state, floor, tol, window)
+        if step({"objective": state.path[-1]}) or state.settled:
             break
     return state
+
+
+def _judge(state: State, floor: float, tol: float, window: int) -> None:
+    """Tell whether the last decreases of the objective meet the tolerance."""
+    now, back = state.path[-1], min(window, len(state.path) - 1)
+    if now <= floor:
+        state.decrease, state.settled = 0.0, True
+        return
+    state.decrease = max(state.path[-1 - back] - now, 0.0) / now if state.calm >= back else math.inf
+    last = max(state.path[-2] - now, 0.0) / now
+    state.quiet = state.quiet + 1 if state.calm and last <= tol * _QUIET_SHARE else 0
+    state.settled = (state.calm >= window and state.decrease <= tol) or state.quiet >= min(_QUIET, window)
 
 
 def _iterate(rows: Rows, state: State, problem: Problem, D: Array, lengths: Array) -> None:
@@ -220,11 +250,13 @@ def _bounded_atoms(xp: Namespace, A: Array, B: Array, D: Array) -> Array:
     diagonal = xp.linalg.diagonal(A)
     live = diagonal > 0
     inverse = xp.where(live, 1 / xp.where(live, diagonal, xp.ones_like(diagonal)), xp.zeros_like(diagonal))
-    one = xp.ones_like(diagonal[0])
+    # With the rows of A and B divided by the diagonal beforehand, a step is one product, one sum and one norm.
+    A, B = A * xp.expand_dims(inverse, axis=1), B * xp.expand_dims(inverse, axis=1)
     for _ in range(_ATOM_PASSES):
         for j in range(int(D.shape[0])):
-            atom = D[j, :] + (B[j, :] - xp.matmul(A[j, :], D)) * inverse[j]
-            D[j, :] = atom / xp.sqrt(xp.maximum(xp.sum(atom * atom), one))
+            atom = D[j, :] + (B[j, :] - A[j, :] @ D)
+            norm = (atom @ atom) ** 0.5
+            D[j, :] = atom / xp.where(norm > 1, norm, xp.ones_like(norm))
     return D
 
 

@@ -30,13 +30,20 @@ class Decomposition(Transformer):
         return Z
 
 
+def floating_dtype(X: Array) -> Any:
+    """Return the dtype of results for these rows: float32 for half precision, floating for integers, else their own."""
+    return _xp.as_real_floating(X[:1, ...], "X").dtype
+
+
 def project(X: Array, rows: Array, mean: Array | None = None) -> Array:
-    """Return ``(X - mean) @ rows.T`` in the dtype of `X`, block by block: no temporary of the size of `X`."""
+    """Return ``(X - mean) @ rows.T`` in the floating dtype of `X`, block by block: no temporary of the size of `X`."""
     xp = _xp.array_namespace(X)
-    columns = xp.matrix_transpose(xp.astype(rows, X.dtype))
+    dtype = floating_dtype(X)
+    columns = xp.matrix_transpose(xp.astype(rows, dtype))
     # The mean is taken off before the product: afterwards, a large mean would have cost digits in float32.
-    shift = None if mean is None else xp.astype(mean, X.dtype)
-    blocks = [xp.matmul(block if shift is None else block - shift, columns) for block in _xp.row_blocks(X)]
+    shift = None if mean is None else xp.astype(mean, dtype)
+    parts = (_xp.as_real_floating(block, "X") for block in _xp.row_blocks(X))
+    blocks = [xp.matmul(block if shift is None else block - shift, columns) for block in parts]
     return blocks[0] if len(blocks) == 1 else xp.concat(blocks, axis=0)
 
 

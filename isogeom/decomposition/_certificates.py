@@ -13,6 +13,7 @@ from isogeom import _xp
 from isogeom._linalg import eigh_descending, fix_signs
 from isogeom._moments import Moments
 from isogeom._xp import Array
+from isogeom.decomposition._semi_directions import lift, thin_directions
 from isogeom.decomposition._semi_rows import Rows
 
 # Largest Gram matrix that is decomposed whole; beyond it, a block Krylov space takes this many passes over the rows.
@@ -36,16 +37,20 @@ class Survey:
     axes: Array
     tail: float
     last: float
+    # Units of the rows, in those of the caller.
+    unit: float = 1.0
+    # Scores of the rows on the directions, where they were found on the way.
+    scores: Any = None
 
     @property
     def bound(self) -> float:
         """Frobenius error of the truncated SVD whose rank is the number of axes."""
-        return math.sqrt(self.tail)
+        return math.sqrt(self.tail) * self.unit
 
     @property
     def bound_previous(self) -> float:
         """The same for one axis less."""
-        return math.sqrt(self.tail + self.last)
+        return math.sqrt(self.tail + self.last) * self.unit
 
 
 def survey(rows: Rows, rank: int, *, center: bool) -> tuple[Rows, Survey]:
@@ -59,9 +64,15 @@ def survey(rows: Rows, rank: int, *, center: bool) -> tuple[Rows, Survey]:
         mean = sum(xp.sum(block, axis=0) for _, block in rows) / n
         # As it will be stored: codes of a fit and of transform then start from the same rows.
         rows = rows.centred(xp.astype(xp.astype(mean, next(iter(rows.raw())).dtype), rows.dtype))
+    rank_used = min(rank, n, d)
+    thin = thin_directions(rows, rank_used)
+    if thin is not None:
+        tail, last = thin.squares - float(xp.sum(thin.values)), float(thin.values[-1]) if rank <= rank_used else 0.0
+        return rows, Survey(n, d, thin.squares, thin.norms / n, thin.axes, tail, last, scores=thin.scores)
     narrow = d <= min(n - 1, _GRAM_SIDE)
     moments, total, squares = Moments(), 0.0, 0.0
-    for raw, (_, block) in zip(rows.raw(), rows):
+    for raw in rows.raw():
+        block = lift(rows, raw)
         lengths = xp.vecdot(block, block)
         total += float(xp.sum(xp.sqrt(lengths)))
         squares += float(xp.sum(lengths))
@@ -160,10 +171,13 @@ def unique_energies(A: Array, D: Array) -> Array:
 
 
 def coherence(D: Array) -> tuple[float, int]:
-    """Return the largest |cosine| between two of the unit atoms (0 for one), and how many repeat an earlier one."""
+    """Return the largest |cosine| between two of the unit atoms (0 for one), and how many repeat an earlier one.
+
+    The count is of atoms, by their signed cosine; :func:`code_statistics` counts pairs.
+    """
     xp = _xp.array_namespace(D)
     k = int(D.shape[0])
     cosines = xp.matmul(D, xp.matrix_transpose(D)) * (1 - xp.eye(k, dtype=D.dtype, device=_xp.device(D)))
     below = xp.tril(cosines, k=-1)
-    repeats = xp.count_nonzero(xp.any(below > _DUPLICATE, axis=1))
+    repeats = xp.count_nonzero(xp.any(below >= _DUPLICATE, axis=1))
     return min(float(xp.max(xp.abs(cosines))), 1.0), int(repeats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,14 @@ from isogeom import _xp
 from isogeom._validation import Steps, check_choice, check_integer, check_real, check_rows
 from isogeom._xp import Array
 from isogeom.decomposition._certificates import Survey, survey
-from isogeom.decomposition._semi_codes import Coding, atom_energies, measure
+from isogeom.decomposition._semi_codes import Coding, atom_energies, encode, measure
+from isogeom.decomposition._semi_directions import moderate
 from isogeom.decomposition._semi_rows import Rows
 from isogeom.decomposition._semi_solve import Task, solve
 from isogeom.decomposition._starts import unit_rows
 
+# Iterations that the tolerance looks back on.
+_WINDOW = 10
 _INITS = ("auto", "kmeans", "svd", "random")
 
 
@@ -108,30 +111,37 @@ def fit_rows(
     `keep` tells whether the codes are wanted, `like` is an array in the dtype to use, and `step` reports the
     iterations to the callbacks.
     """
+    rows, unit = moderate(rows)
     rows, facts = survey(rows, k, center=settings.center)
     penalty = settings.alpha * facts.mean_norm
-    task = Task(k, penalty, settings.ridge, settings.max_iter, settings.tol, step)
+    task = Task(k, penalty, settings.ridge, settings.max_iter, settings.tol, min(_WINDOW, settings.max_iter), step)
     state, reason = solve(rows, facts, task, init=init, n_init=settings.n_init, rng=rng)
-    D, gram, path, decrease = state.D, state.statistics.A, state.path, state.decrease
+    facts = replace(facts, scores=None)
+    D, path, decrease = state.D, state.path, state.decrease
     del state
-    components, coding, energies = _order(rows, D, gram, task, settings.sort_by, like.dtype, keep)
-    return Outcome(components, coding, energies, facts, rows.mean, penalty, path, decrease, reason)
+    components, coding, energies = _order(rows, D, task, settings.sort_by, like.dtype, keep)
+    # No fit of this rank is below the bound: where rounding says so, the bound is what rounding has raised.
+    facts = replace(facts, tail=min(facts.tail, coding.error**2))
+    mean = rows.mean
+    if unit != 1:
+        # Squares in those units may be infinite or zero; what is linear in the rows is not.
+        with np.errstate(over="ignore", under="ignore"):
+            coding, energies = coding.times(unit), energies * unit * unit
+        facts, mean = replace(facts, unit=unit, mean_norm=facts.mean_norm * unit), None if mean is None else mean * unit
+        path, penalty = [value * unit * unit for value in path], penalty * unit
+    return Outcome(components, coding, energies, facts, mean, penalty, path, decrease, reason)
 
 
-def _order(
-    rows: Rows, D: Array, gram: Array, task: Task, sort_by: str, dtype: Any, keep: bool
-) -> tuple[Array, Coding, Array]:
+def _order(rows: Rows, D: Array, task: Task, sort_by: str, dtype: Any, keep: bool) -> tuple[Array, Coding, Array]:
     """Return the atoms by falling energy of their exact codes, those codes and the energies."""
     xp = rows.xp
-    order = xp.argsort(atom_energies(gram, D, sort_by), descending=True, stable=True)
-    # Codes computed for atoms in another order differ by rounding: recompute them, as transform will.
-    for _ in range(3):
-        D = xp.take(D, order, axis=0)
-        components = xp.astype(D, dtype)
-        exact = xp.astype(components, D.dtype)
-        coding = measure(rows, exact, task.penalty, task.ridge, dtype, keep=keep)
-        energies = atom_energies(coding.statistics.A, exact, sort_by)
-        order = xp.argsort(energies, descending=True, stable=True)
-        if bool(xp.all(energies[1:] <= energies[:-1])):
-            break
+    components = xp.astype(D, dtype)
+    coding = measure(rows, xp.astype(components, D.dtype), task.penalty, task.ridge)
+    energies = atom_energies(coding.statistics.A, xp.astype(components, D.dtype), sort_by)
+    order = xp.argsort(energies, descending=True, stable=True)
+    components, energies = xp.take(components, order, axis=0), xp.take(energies, order)
+    coding.statistics = coding.statistics.take(order)
+    if keep:
+        # As transform will: codes for atoms in another order, or from other products, differ by rounding.
+        coding.Z, coding.residual = encode(rows, xp.astype(components, D.dtype), task.penalty, task.ridge, dtype)
     return components, coding, energies

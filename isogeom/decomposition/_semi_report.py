@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 from sklearn.exceptions import ConvergenceWarning
 
 from isogeom import _xp
 from isogeom._linalg import row_norms
+from isogeom._validation import warn_user
 from isogeom._xp import Array
 from isogeom.decomposition._alternation import Problem, Statistics, atom_step, move_dead_atoms
 from isogeom.decomposition._certificates import coherence
@@ -37,11 +37,11 @@ def report(model: Any, outcome: Outcome, settings: Settings, like: Array) -> Arr
     model.reconstruction_err_ = coding.error
     model.svd_bound_, model.svd_bound_prev_ = facts.bound, facts.bound_previous
     slack = 2e-6 * facts.tail + 1e-12 * facts.squares
-    model.attains_svd_bound_ = coding.error**2 <= facts.tail + slack
+    model.attains_svd_bound_ = (coding.error / facts.unit) ** 2 <= facts.tail + slack
     model.stop_reason_ = outcome.reason
     model.code_cancellation_ = coding.cancellation
     model._row_norms = facts.mean_norm * facts.n_samples
-    model._row_squares = facts.squares
+    model._row_squares = facts.squares * facts.unit * facts.unit
     model.n_samples_seen_ = facts.n_samples
     describe(model, outcome.components, coding.statistics, outcome.energies)
     model.code_density_ = coding.density
@@ -56,7 +56,7 @@ def describe(model: Any, components: Array, statistics: Any, energies: Array) ->
     # In float64: the energies of float32 rows beyond 1e19 or below 1e-19 are no numbers of float32.
     model.energies_ = energies
     model.atom_coherence_, model.n_duplicate_atoms_ = coherence(xp.astype(components, statistics.A.dtype))
-    model.n_dead_atoms_ = int(xp.count_nonzero(xp.linalg.diagonal(statistics.A) <= 0))
+    model.n_dead_atoms_ = int(xp.count_nonzero(statistics.sums <= 0))
     # For partial_fit: the sums of the codes of every row so far.
     model._code_gram, model._code_rows, model._code_sums = statistics.A, statistics.B, statistics.sums
 
@@ -70,37 +70,33 @@ def forget(model: Any) -> None:
 def _warn(model: Any, decrease: float, settings: Settings) -> None:
     # Who asked for the stop needs no warning about it.
     if not model.converged_ and model.stop_reason_ != "callback":
-        warnings.warn(
+        warn_user(
             f"SemiNMF did not converge in {model.n_iter_} iterations: the objective still fell by {decrease:.2g} of "
-            f"itself in the last one, above tol={settings.tol:.2g} (residual of the codes {model.kkt_residual_:.2g}). "
-            "Raise max_iter or tol.",
+            f"itself in the last ten of them, above tol={settings.tol:.2g} (residual of the codes "
+            f"{model.kkt_residual_:.2g}). Raise max_iter or tol.",
             ConvergenceWarning,
-            stacklevel=5,
         )
     if model.n_dead_atoms_ == model.n_components_ and model._row_squares > 0:
-        warnings.warn(
+        warn_user(
             f"Every code is zero: alpha={settings.alpha} is too large for these rows. Lower it (0.05, say).",
             UserWarning,
-            stacklevel=5,
         )
     if model.code_cancellation_ > _CANCELLATION_LIMIT:
-        warnings.warn(
+        warn_user(
             f"The codes of a row are {model.code_cancellation_:.3g} times as long as the row: they cancel each other, "
             "and mean little. Raise alpha (0.05, say) or ridge, or lower n_components.",
             UserWarning,
-            stacklevel=5,
         )
-    warn_inexact(model.kkt_residual_, stacklevel=6)
+    warn_inexact(model.kkt_residual_)
 
 
-def warn_inexact(residual: float, stacklevel: int = 3) -> None:
+def warn_inexact(residual: float) -> None:
     """Warn of codes that do not meet their optimality conditions."""
     if residual > _KKT_LIMIT:
-        warnings.warn(
+        warn_user(
             f"Some codes are not exact (relative residual {residual:.2g}): atoms are nearly dependent. Lower "
             "n_components or raise alpha or ridge.",
             ConvergenceWarning,
-            stacklevel=stacklevel,
         )
 
 
@@ -108,7 +104,7 @@ def update(model: Any, rows: Rows, settings: Settings) -> None:
     """Add the rows of one batch to the sums of a fitted model, and take one atom step."""
     xp, dtype = rows.xp, model.components_.dtype
     D = xp.astype(model.components_, rows.dtype)
-    batch = measure(rows, D, model.penalty_, settings.ridge, dtype, keep=True)
+    batch = measure(rows, D, model.penalty_, settings.ridge, keep=True)
     total = Statistics(model._code_gram, model._code_rows, model._code_sums)
     total.merge(batch.statistics)
     dead = xp.linalg.diagonal(total.A) <= 0

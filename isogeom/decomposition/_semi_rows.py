@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
 
 from isogeom import _xp
+from isogeom._validation import check_same_library
 from isogeom._xp import Array
 
 # Elements of a block in float64 (8 MiB), and the fewest rows for which products run at full speed.
@@ -12,18 +16,20 @@ _CHUNK_ELEMENTS, _MIN_CHUNK = 2**20, 256
 
 
 class Rows:
-    """Rows that can be read again and again, at most `chunk` at a time.
+    """Rows that can be read again and again, `chunk` at a time, whatever batches they come in.
 
     Parameters
     ----------
     read : callable
-        Starts a pass: returns an iterable of arrays of shape (any, n_features).
+        Starts a pass: returns an iterable of arrays of shape (any, n_features), of any real dtype.
     reference : array
         Any array of the library, on the device and with the features of the rows.
     chunk : int, default=None
         Largest number of rows in one block; None for 2048, or fewer where rows are long.
     mean : array of shape (n_features,), default=None
         Subtracted from every row.
+    batched : bool, default=False
+        Whether `read` gives more than one array; their sizes then leave no trace in the blocks.
     """
 
     def __init__(
@@ -33,6 +39,7 @@ class Rows:
         *,
         chunk: int | None = None,
         mean: Array | None = None,
+        batched: bool = False,
     ) -> None:
         self.read = read
         self.xp = _xp.array_namespace(reference)
@@ -40,6 +47,7 @@ class Rows:
         self.dtype = _xp.accumulator_dtype(self.xp, self.device)
         self.chunk = chunk or max(_MIN_CHUNK, min(_xp.BLOCK_ROWS, _CHUNK_ELEMENTS // int(reference.shape[-1])))
         self.mean = mean
+        self.batched = batched
         self._shape: tuple[int, int] | None = None
 
     @property
@@ -59,14 +67,45 @@ class Rows:
 
     def centred(self, mean: Array) -> Rows:
         """Return the same rows minus `mean`."""
-        rows = Rows(self.read, mean, chunk=self.chunk, mean=mean)
+        rows = Rows(self.read, mean, chunk=self.chunk, mean=mean, batched=self.batched)
         rows._shape = self._shape
         return rows
 
     def raw(self) -> Iterator[Array]:
-        """Yield blocks as they come, in their own dtype and not centred."""
+        """Yield blocks in their own floating dtype, not centred."""
+        blocks = self._joined() if self.batched else (b for X in self.read() for b in _xp.row_blocks(X, self.chunk))
+        for block in blocks:
+            yield _xp.as_real_floating(block, "X")
+
+    def _joined(self) -> Iterator[Array]:
+        """Yield the blocks that one array of all rows would have, joined from batches of any size.
+
+        Many tiny batches then cost what few large ones do. What is kept is copied: a reader may use one buffer again
+        and again. Batches of another dtype start a new block.
+        """
+        held: Any = None
+        n_held = 0
         for batch in self.read():
-            yield from _xp.row_blocks(batch, self.chunk)
+            n, begin = int(batch.shape[0]), 0
+            while begin < n:
+                if n_held and held.dtype != batch.dtype:
+                    yield held[:n_held, ...]
+                    n_held = 0
+                taken = min(self.chunk - n_held, n - begin)
+                piece = batch[begin : begin + taken, ...]
+                begin += taken
+                if taken == self.chunk:
+                    yield piece
+                    continue
+                if n_held == 0:
+                    held = self.xp.empty((self.chunk, int(batch.shape[1])), dtype=batch.dtype, device=self.device)
+                held[n_held : n_held + taken, ...] = piece
+                n_held += taken
+                if n_held == self.chunk:
+                    yield held
+                    n_held = 0
+        if n_held:
+            yield held[:n_held, ...]
 
     def __iter__(self) -> Iterator[tuple[slice, Array]]:
         """Yield the place of every block among all rows, and the block in the accumulator's dtype."""
@@ -78,16 +117,99 @@ class Rows:
             first = last
 
 
-def check_batch(known: list[tuple[int, float]], place: int, rows: Array) -> None:
-    """Compare a batch with the one that stood at its place at the first reading; note it if this is that reading."""
-    xp = _xp.array_namespace(rows)
-    weights = xp.astype(xp.arange(1, rows.shape[0] + 1, device=_xp.device(rows)), rows.dtype)
-    # Weighted by place, so that a permutation within the batch shows too.
-    found = int(rows.shape[0]), float(xp.sum(xp.matmul(weights, rows)))
-    if place == len(known):
-        known.append(found)
-    elif place > len(known) or known[place] != found:
-        raise ValueError(
-            f"Batch {place} of batches has changed since it was first read: give the same rows in the same order every "
-            "time (a DataLoader needs shuffle=False)."
+def batched_rows(model: Any, batches: Any, chunk: int | None) -> tuple[Rows, Array]:
+    """Return the rows of the batches that `fit_batches` got, and one of them in the dtype of the results.
+
+    A first reading validates every batch as `fit` validates its rows; later ones are compared with it.
+    """
+    _check_readable(batches)
+    known: list[tuple[int, float]] = []
+    like: Array = None
+    for number, batch in enumerate(batches):
+        batch = _unwrap(batch, number)
+        if _is_empty(batch):
+            continue
+        if like is not None:
+            check_same_library(batch, like, owner=type(model).__name__, method="fit_batches")
+        rows = model._check_X(batch, reset=like is None, convert=False)
+        like = _xp.as_real_floating(rows[:1, ...], "X") if like is None else like
+        known.append(_fingerprint(rows))
+    if like is None:
+        raise ValueError("batches is empty: pass at least one array of rows.")
+
+    def read() -> Iterator[Array]:
+        n_read = 0
+        for number, batch in enumerate(batches):
+            batch = _unwrap(batch, number)
+            if _is_empty(batch):
+                continue
+            rows = _plain(batch, model)
+            # Codes belong to rows by their place: a shuffling loader would give every row another's code.
+            if n_read == len(known) or known[n_read] != _fingerprint(rows):
+                raise ValueError(
+                    f"Batch {number} of batches has changed since it was first read: give the same rows in the same "
+                    "order every time (a DataLoader needs shuffle=False)."
+                )
+            n_read += 1
+            yield rows
+        if n_read < len(known):
+            raise ValueError(f"batches gave {len(known)} batches, then {n_read}: they must be the same every time.")
+
+    result = Rows(read, like, chunk=chunk, batched=True)
+    result._shape = sum(size for size, _ in known), int(like.shape[1])
+    return result, like
+
+
+def _check_readable(batches: Any) -> None:
+    """Raise TypeError unless `batches` can be iterated over again and again, and is not one matrix of rows."""
+    shape = getattr(batches, "shape", None)
+    if shape is not None and len(shape) != 3:
+        raise TypeError(
+            f"batches is one {type(batches).__name__} of shape {tuple(shape)}, not an iterable of arrays: use fit(X), "
+            "or pass [X]."
         )
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        raise TypeError(f"batches must be an iterable of arrays of rows, got {type(batches).__name__}.")
+    if isinstance(batches, Iterator):
+        raise TypeError(
+            f"batches is a {type(batches).__name__}, which can be read only once: pass a list, or an object whose "
+            "__iter__ starts afresh."
+        )
+
+
+def _unwrap(batch: Any, number: int) -> Any:
+    """Return the rows of a batch; the loader of a TensorDataset puts them into a list of one."""
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if not isinstance(parts, (tuple, list)) or not any(getattr(part, "ndim", 0) == 2 for part in parts):
+        return batch
+    if len(parts) == 1 and parts is batch:
+        return parts[0]
+    raise TypeError(
+        f"Batch {number} of batches is a {type(batch).__name__} of {len(parts)} entries, and only rows are wanted: "
+        "give one array per batch (a DataLoader of TensorDataset(X), without labels)."
+    )
+
+
+def _is_empty(batch: Any) -> bool:
+    shape = getattr(batch, "shape", None)
+    return len(batch) == 0 if shape is None else len(shape) == 2 and shape[0] == 0
+
+
+def _plain(batch: Any, model: Any) -> Array:
+    """Return a batch that was validated before as an array; its dtype is left alone."""
+    if _xp.is_foreign(batch):
+        return batch.detach() if hasattr(batch, "detach") else batch
+    if isinstance(batch, np.ndarray) and (batch.dtype.kind in "iub" or batch.dtype in (np.float32, np.float64)):
+        return np.asarray(batch)
+    return model._check_X(batch, reset=False, convert=False)
+
+
+def _fingerprint(rows: Array) -> tuple[int, float]:
+    """Return the number of rows and a sum of their values, weighted by place: a permutation shows too."""
+    xp, total, place = _xp.array_namespace(rows), 0.0, 1
+    for block in _xp.row_blocks(rows):
+        block = _xp.as_real_floating(block, "X")
+        last = place + int(block.shape[0])
+        weights = xp.astype(xp.arange(place, last, device=_xp.device(block)), block.dtype)
+        total, place = total + float(xp.sum(xp.matmul(weights, block))), last
+    return int(rows.shape[0]), total

@@ -17,10 +17,13 @@ from isogeom.decomposition._starts import kmeans_rows, kmeans_size, kmeans_start
 
 # Iterations that every start gets before the best goes on; alternations on the full rows at the end.
 _SCOUT_ITER = 30
-# With this many times more rows than k-means looks at, that sample also serves to compare starts.
-_SAMPLE_GAIN = 4
+# With this many times more rows than k-means looks at, starts first run on that sample.
+_SAMPLE_GAIN = 2
 _SCOUT_ITER_SAMPLED = 5
 _POLISH_ITER = 3
+# A plain fit whose objective exceeds the lower bound by at most this share of it leaves other starts little to gain.
+_CLOSE = 0.1
+_ROUNDING = 1e-6
 # A plain fit is done once its objective exceeds the lower bound by this many times the tolerance.
 _BOUND_TOL = 100
 # The subspace pays where it is this many times smaller than the space of the rows, and these have many entries; there
@@ -42,6 +45,8 @@ class Task:
     ridge: float
     max_iter: int
     tol: float
+    # Iterations whose decreases, together, are held against the tolerance.
+    window: int = 1
     # Reports every iteration to the callbacks of the estimator, those of starts that are tried included.
     step: Any = _NO_CALLBACKS
 
@@ -62,6 +67,8 @@ class Space:
 
     def scores(self) -> Array:
         """Return the scores of the rows on the leading directions."""
+        if self.facts.scores is not None:
+            return self.facts.scores
         return scores(self.rows, self.axes, self.facts.n_samples)
 
     def floor(self) -> float:
@@ -77,6 +84,15 @@ class Space:
     def reached(self, state: State, task: Task) -> bool:
         """Tell whether the objective is that of the SVD, to the tolerance."""
         return task.plain and state.path[-1] <= self.target(task)
+
+    def attained(self, state: State) -> bool:
+        """Tell whether the objective is that of the SVD to rounding."""
+        return state.path[-1] <= self.facts.tail / 2 * (1 + _ROUNDING) + self.floor()
+
+    def close(self, state: State, task: Task) -> bool:
+        """Tell whether a plain fit is so near the SVD of its rank, and below that of one rank less, as to be chosen."""
+        most = min(self.facts.tail * (1 + _CLOSE), self.facts.tail + self.facts.last) / 2
+        return task.plain and state.path[-1] <= most
 
     def back(self, D: Array) -> Array:
         """Return atoms in the coordinates of the full rows."""
@@ -99,7 +115,8 @@ def choose_space(rows: Rows, facts: Survey) -> Space:
     if small or _SUBSPACE_GAIN * p > facts.n_features:
         return Space(rows, facts.axes, None, facts)
     own = xp.eye(p, dtype=rows.dtype, device=rows.device)
-    inside = Rows.of_array(scores(rows, facts.axes, facts.n_samples))
+    found = scores(rows, facts.axes, facts.n_samples) if facts.scores is None else facts.scores
+    inside = Rows.of_array(found)
     return Space(inside, own, facts.axes, facts)
 
 
@@ -122,7 +139,8 @@ def run(space: Space, state: State, task: Task) -> State:
     """Iterate, in place, until the tolerance or until `task.max_iter` iterations are made in all."""
     done = max(len(state.path) - 1, 0)
     problem = Problem(space.facts.squares, task.penalty, task.ridge, space.target(task))
-    return advance(space.rows, state, problem, max_iter=task.max_iter - done, tol=task.tol, step=task.step)
+    left = task.max_iter - done
+    return advance(space.rows, state, problem, max_iter=left, tol=task.tol, step=task.step, window=task.window)
 
 
 def launch(space: Space, name: str, task: Task, rng: np.random.Generator) -> State | None:
@@ -138,7 +156,7 @@ def launch(space: Space, name: str, task: Task, rng: np.random.Generator) -> Sta
     if name not in ("kmeans", "random") or space.facts.mean_norm == 0 or not (task.plain or sampled):
         return state
     penalty = _WARM_ALPHA * space.facts.mean_norm if task.plain else task.penalty
-    warm = replace(task, penalty=penalty, max_iter=_SCOUT_ITER, tol=max(_WARM_TOL, task.tol))
+    warm = replace(task, penalty=penalty, max_iter=_SCOUT_ITER, tol=max(_WARM_TOL, task.tol), window=1)
     if sampled:
         return State(_atoms_of_sample(space, state.D, warm, rng), state.Z)
     run(space, state, warm)
@@ -150,7 +168,8 @@ def _atoms_of_sample(space: Space, D: Array, task: Task, rng: np.random.Generato
     xp, sample = space.rows.xp, kmeans_rows(space.rows, space.facts.n_samples, task.k, rng)
     empty = xp.zeros((sample.shape[0], task.k), dtype=sample.dtype, device=space.rows.device)
     problem = Problem(float(xp.sum(sample * sample)), task.penalty, task.ridge)
-    return advance(Rows.of_array(sample), State(D, empty), problem, max_iter=task.max_iter, tol=task.tol).D
+    state = State(D, empty)
+    return advance(Rows.of_array(sample), state, problem, max_iter=task.max_iter, tol=task.tol).D
 
 
 def is_sampled(space: Space, task: Task) -> bool:
@@ -175,9 +194,9 @@ def solve(
     else:
         best = _best(space, [init] * (1 if init == "svd" else n_init), task, rng)
     reason = "max_iter"
-    if space.reached(best, task):
+    if space.reached(best, task) or (task.plain and space.attained(best) and facts.tail > space.floor()):
         reason = "bound"
-    elif best.decrease <= task.tol:
+    elif best.settled:
         reason = "exact" if best.decrease == 0 and best.path[-1] <= space.floor() else "tol"
     elif task.step.stop_requested:
         reason = "callback"
@@ -191,7 +210,8 @@ def solve(
 
 
 def _candidates(task: Task, n_init: int) -> list[str]:
-    return (["closed"] if task.plain else []) + ["kmeans", "random"] * n_init + (["svd"] if task.plain else [])
+    free = ["kmeans"] * n_init + ["random"] * n_init
+    return ["closed", *free, "svd"] if task.plain else free
 
 
 def _best(space: Space, names: list[str], task: Task, rng: np.random.Generator) -> State:
@@ -199,7 +219,7 @@ def _best(space: Space, names: list[str], task: Task, rng: np.random.Generator) 
     few = _SCOUT_ITER_SAMPLED if is_sampled(space, task) else _SCOUT_ITER
     scout = replace(task, max_iter=min(few, task.max_iter)) if len(names) > 1 else task
     best: Any = None
-    for name in names:
+    for i, name in enumerate(names):
         state = launch(space, name, task, rng)
         if state is None:
             continue
@@ -209,7 +229,12 @@ def _best(space: Space, names: list[str], task: Task, rng: np.random.Generator) 
         if space.reached(best, task) or task.step.stop_requested:
             # No other start can do better, or a callback wants no other.
             return best
-    if best.decrease > task.tol and len(best.path) <= task.max_iter:
+        if name == "closed" and space.attained(best):
+            return best
+        if "kmeans" not in names[i + 1 :] and space.close(best, task):
+            # Directions of clusters come first: they are as good as any, and mean more than those of a construction.
+            break
+    if not best.settled and len(best.path) <= task.max_iter:
         run(space, best, task)
     return best
 

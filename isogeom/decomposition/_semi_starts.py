@@ -5,6 +5,7 @@ from __future__ import annotations
 from isogeom import _xp
 from isogeom._linalg import row_norms
 from isogeom._xp import Array
+from isogeom.decomposition._semi_directions import is_single, lift
 from isogeom.decomposition._semi_rows import Rows
 from isogeom.decomposition._starts import unit_rows
 
@@ -15,11 +16,17 @@ _MARGIN, _RANK = 1e-6, 1e-9
 
 
 def scores(rows: Rows, axes: Array, n_samples: int) -> Array:
-    """Return ``rows @ axes.T``."""
-    xp = rows.xp
+    """Return ``rows @ axes.T``; products with float32 rows are made in float32."""
+    xp, start = rows.xp, 0
     out = xp.zeros((n_samples, axes.shape[0]), dtype=rows.dtype, device=rows.device)
-    for place, block in rows:
-        out[place, :] = xp.matmul(block, xp.matrix_transpose(axes))
+    columns: Array = None
+    for block in rows.raw():
+        block = block if is_single(rows, block) else lift(rows, block)
+        if columns is None or columns.dtype != block.dtype:
+            columns = xp.astype(xp.matrix_transpose(axes), block.dtype)
+        stop = start + int(block.shape[0])
+        out[start:stop, :] = xp.astype(xp.matmul(block, columns), rows.dtype)
+        start = stop
     return out
 
 

@@ -8,14 +8,15 @@ from typing import Any
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from isogeom import _random
-from isogeom._validation import IterativeMixin, check_same_library
+from isogeom import _random, _xp
+from isogeom._callbacks import IterativeMixin
 from isogeom._xp import Array
-from isogeom.decomposition._base import Decomposition, expand
+from isogeom.decomposition._base import Decomposition, expand, floating_dtype
+from isogeom.decomposition._interpret import RefinementResult, refine
 from isogeom.decomposition._semi_codes import encode
 from isogeom.decomposition._semi_fit import Settings, check_start, fit_rows
 from isogeom.decomposition._semi_report import forget, report, update, warn_inexact
-from isogeom.decomposition._semi_rows import Rows, check_batch
+from isogeom.decomposition._semi_rows import Rows, batched_rows
 
 
 def _can_stream(model: Any) -> bool:
@@ -47,13 +48,14 @@ class SemiNMF(IterativeMixin, Decomposition):
         Start: directions of k-means centres; the construction whose error is that of the SVD of rank
         ``n_components - 1`` (the final error is then at most that if `alpha` and `ridge` are 0); Gaussian directions;
         or given atoms. "auto" lets k-means and random starts, and the SVD's if `alpha` and `ridge` are 0, compete for
-        the lowest objective; in that case it first tries the closed-form optimum (see Notes).
+        the lowest objective; in that case it first tries the closed-form optimum (see Notes), and ends with a k-means
+        start that comes within a tenth of the SVD's objective.
     n_init : int, default=1
         Number of k-means and random starts; the lowest objective wins.
     max_iter : int, default=300
         Largest number of iterations.
     tol : float, default=1e-5
-        Iterations stop once the objective falls by at most this share of itself in one of them.
+        Iterations stop once the objective falls by at most this share of itself in the last ten of them.
     sort_by : {"energy", "codes"}, default="energy"
         Order of the atoms: falling unique energy (see `energies_`), or falling sum of squared codes.
     center : bool, default=False
@@ -68,7 +70,8 @@ class SemiNMF(IterativeMixin, Decomposition):
     Attributes
     ----------
     components_ : array of shape (n_components, n_features)
-        Atoms of unit norm as rows, ordered by `sort_by`. Same library, device and dtype as `X`.
+        Atoms of unit norm as rows, ordered by `sort_by`. Same library and device as `X`; dtype of `X` if that is
+        float32 or float64, float32 for half precision, float64 for integers and booleans.
     dictionary_ : array of shape (n_components, n_features)
         The same atoms, under the name shared by all decompositions.
     energies_ : array of shape (n_components,)
@@ -79,8 +82,8 @@ class SemiNMF(IterativeMixin, Decomposition):
     atom_coherence_ : float
         Largest absolute cosine between two atoms, 0 to 1.
     n_dead_atoms_, n_duplicate_atoms_ : int
-        Number of atoms that no training row uses, and of atoms at cosine above 0.99 to an earlier one: signs that
-        `n_components` is too large.
+        Number of atoms that no training row uses, and of atoms (not pairs) at cosine above 0.99 to an earlier one:
+        signs that `n_components` is too large.
     mean_ : array of shape (n_features,) or None
         Mean of the training rows if `center`.
     penalty_ : float
@@ -91,7 +94,8 @@ class SemiNMF(IterativeMixin, Decomposition):
         Frobenius errors of the truncated SVD of rank ``n_components`` and ``n_components - 1``: no fit is below the
         first; a plain fit need not be above the second.
     attains_svd_bound_ : bool
-        Whether `reconstruction_err_` equals `svd_bound_` to a relative 1e-6: no better fit exists.
+        Whether ``reconstruction_err_ ** 2`` exceeds ``svd_bound_ ** 2`` by at most 2e-6 of it plus 1e-12 of the squared
+        norm of the rows: no better fit exists, to that accuracy.
     code_cancellation_ : float
         Mean over the rows of ``sum(z) / |x|``: 1 for a row on an atom; large if big codes cancel each other.
     kkt_residual_ : float
@@ -105,7 +109,7 @@ class SemiNMF(IterativeMixin, Decomposition):
     converged_ : bool
         Whether the stopping rule was met.
     stop_reason_ : {"tol", "exact", "bound", "callback", "max_iter"}
-        Which one: a small decrease, a fit exact to rounding, an objective within a share ``100 * tol`` of the SVD's
+        Which one: small decreases, a fit exact to rounding, an objective within a share ``100 * tol`` of the SVD's
         (plain fits only: nothing more can be gained), a callback that asked to stop, or too many iterations.
     n_samples_seen_ : int
         Number of rows behind the fit.
@@ -151,6 +155,9 @@ class SemiNMF(IterativeMixin, Decomposition):
     *Dead atoms.* An atom that no row uses is moved to the worst-fitted row, which leaves the objective unchanged, a few
     times at most; if no row has use for it (X has fewer distinct directions, or the penalty is high) it keeps its zero
     codes.
+
+    *Fixed choices.* Atoms always have norm 1, without which `alpha` and the scale of atoms could be traded for each
+    other, and codes are always exact: there are no parameters ``normalize`` and ``solver``.
 
     *Streams.* Atoms depend on the rows through ``Z.T @ Z`` and ``Z.T @ X`` only. :meth:`fit_batches` fits rows that do
     not fit in memory, with the same result as :meth:`fit` up to rounding; it holds codes, not rows. :meth:`partial_fit`
@@ -226,7 +233,7 @@ class SemiNMF(IterativeMixin, Decomposition):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
-            Rows, of any sign; a memory map is read block by block.
+            Rows, of any sign; a memory map, also of half precision or integers, is read block by block.
         y : None
             Ignored.
 
@@ -256,7 +263,7 @@ class SemiNMF(IterativeMixin, Decomposition):
         Returns
         -------
         array of shape (n_samples, n_components)
-            Nonnegative codes, the same as ``fit(X).transform(X)``; dtype of `X`.
+            Nonnegative codes, the same as ``fit(X).transform(X)``; dtype of `components_`.
         """
         return self._fit_array(X, keep=True)
 
@@ -266,8 +273,9 @@ class SemiNMF(IterativeMixin, Decomposition):
         Parameters
         ----------
         batches : iterable of array-like of shape (any, n_features)
-            Batches of rows in one library and on one device. They are read several times, in the same order: a list or
-            an object whose ``__iter__`` starts afresh, not a generator.
+            Batches of rows in one library and on one device, alone or in a list or tuple of one, as a ``DataLoader`` of
+            a ``TensorDataset`` gives them. Empty ones are passed over. They are read several times, in the same order:
+            a list or an object whose ``__iter__`` starts afresh, not a generator. Their sizes do not matter.
 
         Returns
         -------
@@ -277,36 +285,14 @@ class SemiNMF(IterativeMixin, Decomposition):
         Raises
         ------
         TypeError
-            If `batches` can be read only once.
+            If `batches` can be read only once, or is one matrix of rows, or a batch holds more than rows.
         ValueError
-            If there is no batch, a parameter is out of range, a value is not finite, or the batches change from one
+            If there is no row, a parameter is out of range, a value is not finite, or the batches change from one
             reading to the next.
         """
-        if iter(batches) is batches:
-            raise TypeError(
-                f"batches is a {type(batches).__name__}, which can be read only once: pass a list, or an object whose "
-                "__iter__ starts afresh."
-            )
         settings = Settings.of(self)
-        first = next(iter(batches), None)
-        if first is None:
-            raise ValueError("batches is empty: pass at least one array of rows.")
-        first = self._check_X(first, reset=True)
-        known: list[tuple[int, float]] = []
-
-        def read() -> Iterable[Array]:
-            n_read = 0
-            for batch in batches:
-                check_same_library(batch, first, owner="SemiNMF", method="fit_batches")
-                rows = self._check_X(batch, reset=False)
-                # Codes belong to rows by their place: a shuffling loader would give every row another's code.
-                check_batch(known, n_read, rows)
-                n_read += 1
-                yield rows
-            if n_read < len(known):
-                raise ValueError(f"batches gave {len(known)} batches, then {n_read}: they must be the same every time.")
-
-        self._fit_rows(Rows(read, first, chunk=settings.chunk), first, settings, keep=False)
+        rows, like = batched_rows(self, batches, settings.chunk)
+        self._fit_rows(rows, like, settings, keep=False)
         return self
 
     @available_if(_can_stream)
@@ -336,7 +322,7 @@ class SemiNMF(IterativeMixin, Decomposition):
             self._fit_array(X, keep=False)
             return self
         self._check_fitted_library(X, "components_", "partial_fit")
-        X = self._check_X(X, reset=False)
+        X = self._check_X(X, reset=False, convert=False)
         forget(self)
         update(self, Rows.of_array(X, chunk=settings.chunk), settings)
         return self
@@ -344,8 +330,9 @@ class SemiNMF(IterativeMixin, Decomposition):
     def _fit_array(self, X: Any, *, keep: bool) -> Array:
         """Fit to the rows of one array, and return their codes if `keep`."""
         settings = Settings.of(self)
-        X = self._check_X(X, reset=True)
-        return self._fit_rows(Rows.of_array(X, chunk=settings.chunk), X, settings, keep=keep)
+        X = self._check_X(X, reset=True, convert=False)
+        like = _xp.as_real_floating(X[:1, ...], "X")
+        return self._fit_rows(Rows.of_array(X, chunk=settings.chunk), like, settings, keep=keep)
 
     def _fit_rows(self, rows: Rows, like: Array, settings: Settings, *, keep: bool) -> Array:
         rng = _random.check_rng(self.random_state, "random_state")
@@ -366,17 +353,17 @@ class SemiNMF(IterativeMixin, Decomposition):
         -------
         array of shape (n_samples, n_components)
             The minimiser of ``||x - z @ components_||² / 2 + penalty_ * sum(z) + ridge * ||z||² / 2`` over z >= 0 for
-            each row, less `mean_`; dtype of `X`.
+            each row, less `mean_`; dtype of `X` if that is float32 or float64, else as for `components_`.
         """
         check_is_fitted(self, "components_")
         self._check_fitted_library(X, "components_", "transform")
-        X = self._check_X(X, reset=False)
+        X = self._check_X(X, reset=False, convert=False)
         settings = Settings.of(self)
         rows = Rows.of_array(X, chunk=settings.chunk)
         if self.mean_ is not None:
             rows = rows.centred(rows.xp.astype(self.mean_, rows.dtype))
         D = rows.xp.astype(self.components_, rows.dtype)
-        Z, residual = encode(rows, D, self.penalty_, settings.ridge, X.dtype)
+        Z, residual = encode(rows, D, self.penalty_, settings.ridge, floating_dtype(X))
         warn_inexact(residual)
         return Z
 
@@ -395,3 +382,34 @@ class SemiNMF(IterativeMixin, Decomposition):
         """
         check_is_fitted(self, "components_")
         return expand(self._check_codes(X), self.components_, self.mean_)
+
+    def refine(
+        self,
+        X: Any,
+        component: int,
+        *,
+        X_earlier: Any = None,
+        threshold: float = 0.5,
+        n_components: int | None = None,
+    ) -> RefinementResult:
+        """Split a component into finer ones: factorise again the rows in which it is active.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Rows to code with this model.
+        component : int
+            Index of the component; negative ones count from the end.
+        X_earlier : array-like of shape (n_samples, n_features_earlier), default=None
+            Activations of the same samples in an earlier layer, which the new model factorises. None for `X`.
+        threshold : float, default=0.5
+            Share of the active rows that is left out, weakest codes first, 0 to below 1.
+        n_components : int or None, default=None
+            Number of finer components. None for this model's parameter.
+
+        Returns
+        -------
+        RefinementResult
+            The new fitted model, and which rows it saw; see :func:`isogeom.decomposition.refine`.
+        """
+        return refine(self, X, component, X_earlier=X_earlier, threshold=threshold, n_components=n_components)

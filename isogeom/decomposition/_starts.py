@@ -10,7 +10,7 @@ from isogeom._xp import Array, Namespace
 from isogeom.decomposition._semi_rows import Rows
 
 # k-means runs on at most this many rows, or this many per atom if that is more: it only has to find a start.
-_KMEANS_ROWS = 4096
+_KMEANS_ROWS = 2048
 _KMEANS_ROWS_PER_ATOM = 20
 _LLOYD_STEPS = 10
 

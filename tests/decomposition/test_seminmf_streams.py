@@ -9,6 +9,7 @@ from oracles.semi_nmf import matched_cosines, planted
 from isogeom import _xp
 from isogeom.decomposition import SemiNMF, _semi_solve
 from isogeom.decomposition._alternation import Statistics, atom_step
+from isogeom.decomposition._semi_rows import Rows, batched_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:SemiNMF did not converge:sklearn.exceptions.ConvergenceWarning")
 
@@ -182,3 +183,144 @@ def test_partial_fit_removes_what_the_fit_said_of_its_convergence():
     model.partial_fit(rows[:20])
     assert not hasattr(model, "stop_reason_")
     assert not hasattr(model, "converged_")
+
+
+# ---------------------------------------------------------------- what counts as batches
+
+
+OPTIONS = {"n_components": 4, "random_state": 0, "max_iter": 10}
+
+
+@pytest.mark.parametrize("sizes", [[1] * 300, [7] * 42 + [6], [256, 1, 43], [3, 290, 7], [0, 150, 0, 0, 150, 0]])
+def test_blocks_do_not_depend_on_the_sizes_of_batches(as_array, rows, sizes):
+    parts = [as_array(part) for part in np.split(rows, np.cumsum(sizes)[:-1])]
+    blocks = list(batched_rows(SemiNMF(), parts, 64)[0].raw())
+    expected = [_xp.to_numpy(block) for block in Rows.of_array(as_array(rows), chunk=64).raw()]
+    assert [len(block) for block in expected] == [int(block.shape[0]) for block in blocks]
+    for block, wanted in zip(blocks, expected):
+        np.testing.assert_array_equal(_xp.to_numpy(block), wanted)
+
+
+def test_tiny_batches_give_exactly_the_fit_of_all_rows(rows):
+    fitted = SemiNMF(chunk_size=64, **OPTIONS).fit_batches([rows[i : i + 7] for i in range(0, 300, 7)])
+    np.testing.assert_array_equal(fitted.components_, SemiNMF(chunk_size=64, **OPTIONS).fit(rows).components_)
+    assert fitted.n_samples_seen_ == 300
+
+
+def test_a_reader_may_use_one_buffer_for_all_batches(rows):
+    class Buffered:
+        def __iter__(self):
+            room = np.empty((10, 40))
+            for begin in range(0, 300, 10):
+                room[...] = rows[begin : begin + 10]
+                yield room
+
+    np.testing.assert_array_equal(
+        SemiNMF(**OPTIONS).fit_batches(Buffered()).components_, SemiNMF(**OPTIONS).fit(rows).components_
+    )
+
+
+def test_batches_of_mixed_dtypes_keep_their_digits(rows):
+    parts = [rows[:5].astype(np.float32), rows[5:100], rows[100:103].astype(np.float16), rows[103:]]
+    blocks = list(batched_rows(SemiNMF(), parts, 64)[0].raw())
+    assert [block.dtype for block in blocks] == [np.float32, *[np.float64] * 2, np.float32, *[np.float64] * 4]
+    np.testing.assert_array_equal(np.concatenate(blocks), np.concatenate([part.astype(np.float64) for part in parts]))
+
+
+def test_a_loader_of_tensors_may_wrap_them_in_a_list(rows):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from torch.utils.data import DataLoader, TensorDataset
+
+    X = torch.asarray(rows)
+    expected = SemiNMF(**OPTIONS).fit(X).components_
+    for batches in (
+        DataLoader(TensorDataset(X), batch_size=64),
+        [(X[:100],), [X[100:]]],
+        torch.stack([X[:150], X[150:]]),
+    ):
+        assert torch.equal(SemiNMF(**OPTIONS).fit_batches(batches).components_, expected)
+    labelled = DataLoader(TensorDataset(X, torch.zeros(300)), batch_size=64)
+    with pytest.raises(TypeError, match="Batch 0 of batches is a list of 2 entries, and only rows are wanted"):
+        SemiNMF(2).fit_batches(labelled)
+    with pytest.raises(TypeError, match="Batch 1 of batches is a dict of 1 entries"):
+        SemiNMF(2).fit_batches([X, {"rows": X}])
+
+
+def test_lists_and_frames_are_batches_too(rows):
+    expected = SemiNMF(**OPTIONS).fit(rows).components_
+    np.testing.assert_array_equal(SemiNMF(**OPTIONS).fit_batches(np.split(rows, 3)).components_, expected)
+    nested = [rows[:150].tolist(), rows[150:].tolist()]
+    np.testing.assert_array_equal(SemiNMF(**OPTIONS).fit_batches(nested).components_, expected)
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = pandas.DataFrame(rows).rename(columns=str)
+    model = SemiNMF(**OPTIONS).fit_batches([frame[:100], frame[100:]])
+    np.testing.assert_array_equal(model.components_, expected)
+    assert list(model.feature_names_in_) == list(frame.columns)
+    with pytest.raises(ValueError, match="feature names"):
+        SemiNMF(**OPTIONS).fit_batches([frame[:100], frame[100:].rename(columns={"0": "z"})])
+
+
+def test_one_matrix_is_no_iterable_of_batches(as_array, rows):
+    with pytest.raises(TypeError, match=r"batches is one \w+ of shape \(300, 40\), not an iterable .*: use fit\(X\)"):
+        SemiNMF(2).fit_batches(as_array(rows))
+    with pytest.raises(TypeError, match="batches must be an iterable of arrays of rows, got int"):
+        SemiNMF(2).fit_batches(3)
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    with pytest.raises(TypeError, match=r"batches is one DataFrame of shape \(300, 40\)"):
+        SemiNMF(2).fit_batches(pandas.DataFrame(rows))
+
+
+def test_nothing_but_empty_batches_is_an_error(as_array, rows):
+    for batches in ([], [as_array(rows[:0])], [as_array(rows[:0]), []]):
+        with pytest.raises(ValueError, match="batches is empty"):
+            SemiNMF(2).fit_batches(batches)
+
+
+def test_rows_that_trade_places_across_blocks_are_noticed():
+    rows = np.random.default_rng(0).standard_normal((2 * _xp.BLOCK_ROWS, 3))
+
+    class Swapped:
+        n_reads = 0
+
+        def __iter__(self):
+            self.n_reads += 1
+            first, second = rows[: _xp.BLOCK_ROWS], rows[_xp.BLOCK_ROWS :]
+            return iter([rows if self.n_reads == 1 else np.concatenate([second, first])])
+
+    with pytest.raises(ValueError, match="Batch 0 of batches has changed"):
+        SemiNMF(2, random_state=0).fit_batches(Swapped())
+
+
+# ---------------------------------------------------------------- dtypes that are converted block by block
+
+
+@pytest.mark.parametrize("dtype", ["float16", "uint8", "int16"])
+def test_memory_maps_of_other_dtypes_are_not_copied(tmp_path, dtype):
+    rng = np.random.default_rng(0)
+    X = np.round(rng.gamma(0.5, 2, (20_000, 5)) @ rng.uniform(0, 5, (5, 200)))
+    np.save(tmp_path / "x.npy", np.minimum(X, 255).astype(dtype))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    model = SemiNMF(5, random_state=0, max_iter=3)
+    # Kernels are loaded, and compiled, outside of the measurement.
+    model.fit(mapped)
+    tracemalloc.start()
+    model.fit(mapped)
+    model.partial_fit(mapped)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # A copy in the dtype of the results would need 16 MB (float16) or 32 MB.
+    assert peak < 12e6
+    result = np.float32 if dtype == "float16" else np.float64
+    assert model.components_.dtype == result
+    assert model.transform(mapped).dtype == result
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float16"])
+def test_rows_of_other_dtypes_give_the_fit_of_their_values(as_array, dtype):
+    X = np.round(np.random.default_rng(0).gamma(0.5, 20, (100, 6)).clip(max=250)).astype(dtype)
+    given = X if dtype == "float16" else as_array(X)
+    expected = SemiNMF(3, random_state=0).fit(X.astype(np.float32 if dtype == "float16" else np.float64))
+    model = SemiNMF(3, random_state=0).fit(given)
+    np.testing.assert_allclose(_xp.to_numpy(model.components_), expected.components_, atol=1e-8)
+    streamed = SemiNMF(3, random_state=0).fit_batches([given[:50, ...], given[50:, ...]])
+    np.testing.assert_allclose(_xp.to_numpy(streamed.components_), expected.components_, atol=1e-6)

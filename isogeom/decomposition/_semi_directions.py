@@ -1,0 +1,185 @@
+"""Rows in the precision and the units that a pass needs, and leading directions of float32 rows from thin products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from isogeom import _xp
+from isogeom._linalg import eigh_descending, fix_signs
+from isogeom._xp import Array, Namespace
+from isogeom.decomposition._semi_rows import Rows
+
+# Rows and passes of the search for a first guess, columns beyond those asked for, and passes over all rows.
+_SAMPLE, _SAMPLE_PASSES, _EXTRA, _PASSES = 1024, 3, 8, 3
+# Entries below which the Gram matrix is as fast; features per direction from which thin products are faster.
+_SIZE, _THIN = 2**20, 6
+# The spectrum must drop to this share behind the last direction: each pass divides the error by about its inverse.
+_DROP = 0.1
+# Share of the squared norm that must be left over: float32 products know it to about 1e-9 of the whole.
+_LEAST_TAIL = 1e-3
+# Largest entry of float64 rows from which, and from its inverse, a fit takes other units.
+_TINY = 1e-120
+# Squared norms of rows beyond this, or its inverse, are left to float64.
+_LEAST_SQUARE = 1e-25
+# Proven relative error of the tail at which to stop.
+_ACCURACY = 1e-7
+
+
+def lift(rows: Rows, block: Array) -> Array:
+    """Return a block of ``rows.raw()`` in the accumulator's dtype and centred: one reading serves both."""
+    lifted = rows.xp.astype(block, rows.dtype)
+    return lifted if rows.mean is None else lifted - rows.mean
+
+
+def moderate(rows: Rows) -> tuple[Rows, float]:
+    """Return the rows, divided by a power of two if their squares leave the range of float64, and that power.
+
+    The division is exact, so that a fit of the quotient is the fit of the rows in other units.
+    """
+    xp, largest = rows.xp, 0.0
+    # Squares of float32 are far inside.
+    if rows.mean is None and next(iter(rows.raw())).dtype == rows.dtype and xp.finfo(rows.dtype).bits == 64:
+        for block in rows.raw():
+            largest = max(largest, float(xp.max(block)), -float(xp.min(block)))
+    if largest == 0 or _TINY < largest < 1 / _TINY:
+        return rows, 1.0
+    unit = math.ldexp(1.0, max(min(math.frexp(largest)[1], 1000), -1000))
+    return _Divided(rows, unit), unit
+
+
+class _Divided(Rows):
+    """Rows of another source divided by a power of two."""
+
+    def __init__(self, source: Rows, unit: float) -> None:
+        super().__init__(source.read, next(iter(source.raw())), chunk=source.chunk)
+        self.source, self.unit = source, unit
+        self._shape = source.shape
+
+    def raw(self) -> Iterator[Array]:
+        """Yield the blocks of the source, divided."""
+        for block in self.source.raw():
+            yield block / self.unit
+
+    def centred(self, mean: Array) -> Rows:
+        """Return the same rows minus `mean`, given in the units of the quotient."""
+        rows = _Divided(self.source, self.unit)
+        rows.mean = mean
+        return rows
+
+
+def is_single(rows: Rows, block: Array) -> bool:
+    """Tell whether products of a block of ``rows.raw()`` may be made in float32: rows as they are, and no TF32."""
+    return rows.mean is None and block.dtype == rows.xp.float32 and _xp.float32_products_exact(rows.xp)
+
+
+def cheap(rows: Rows, block: Array) -> Array:
+    """Return a block of ``rows.raw()`` as it is if float32 products do for it and its squares, else lifted."""
+    if is_single(rows, block):
+        with np.errstate(over="ignore", under="ignore"):
+            most = float(rows.xp.max(rows.xp.vecdot(block, block)))
+        if _LEAST_SQUARE < most < 1 / _LEAST_SQUARE:
+            return block
+    return lift(rows, block)
+
+
+@dataclass(frozen=True)
+class Thin:
+    """Leading directions as rows, eigenvalues of the Gram matrix, scores, squared norm and sum of the norms of rows."""
+
+    axes: Array
+    values: Array
+    scores: Array
+    squares: float
+    norms: float
+
+
+def thin_directions(rows: Rows, count: int) -> Thin | None:
+    """Return the leading directions of the rows and what was found on the way.
+
+    A block of directions from a sample of the rows is multiplied by the Gram matrix of all rows, without forming it. At
+    every pass the residual of the directions bounds how much of the squared norm they miss; None if that does not
+    become negligible soon, or products in the dtype of the rows are not accurate enough.
+    """
+    xp, (n, d) = rows.xp, rows.shape
+    width = count + _EXTRA
+    first = next(iter(rows.raw()))
+    if not is_single(rows, first) or n * d < _SIZE or width * _THIN > d or n <= _SAMPLE:
+        return None
+    basis = _guess(rows, n, width, count)
+    for _ in range(_PASSES if basis is not None else 0):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            norms, squares, scores, cross, gram = _thin_products(rows, basis)
+        if not n * _LEAST_SQUARE < squares < 1 / _LEAST_SQUARE:
+            return None
+        values, turn = _ritz(xp, gram, xp.astype(basis, rows.dtype))
+        axes = xp.matmul(turn, xp.matrix_transpose(xp.astype(basis, rows.dtype)))[:count, :]
+        missed = xp.matmul(turn, cross)[:count, :] - xp.expand_dims(values[:count], axis=1) * axes
+        tail = squares - float(xp.sum(values[:count]))
+        # The next value is known from below only: twice that much is taken for its limit.
+        gap = float(values[count - 1]) - 2 * float(values[count])
+        if tail < _LEAST_TAIL * squares or gap <= 0:
+            return None
+        if float(xp.sum(missed * missed)) <= _ACCURACY * tail * gap:
+            final = fix_signs(axes)
+            # The signs of the turn follow those of the directions.
+            signs = xp.sum(axes * final, axis=1, keepdims=True)
+            columns = xp.astype(xp.matrix_transpose(turn[:count, :] * signs), first.dtype)
+            inside = xp.concat([xp.astype(xp.matmul(Y, columns), rows.dtype) for Y in scores], axis=0)
+            return Thin(final, values[:count], inside, squares, norms)
+        basis = xp.astype(xp.linalg.qr(xp.matrix_transpose(cross))[0], first.dtype)
+    return None
+
+
+def _guess(rows: Rows, n: int, width: int, count: int) -> Array | None:
+    """Return a basis from a sample of the rows, or None if their spectrum does not drop behind `count` directions."""
+    xp, rng = rows.xp, np.random.default_rng(0)
+    chosen, start, parts = np.sort(rng.choice(n, size=_SAMPLE, replace=False)), 0, []
+    for block in rows.raw():
+        inside = chosen[(chosen >= start) & (chosen < start + block.shape[0])] - start
+        start += block.shape[0]
+        if inside.size:
+            parts.append(xp.take(block, xp.asarray(inside, dtype=xp.int64, device=rows.device), axis=0))
+    sample = xp.concat(parts, axis=0)
+    if not _LEAST_SQUARE < float(xp.max(sample)) ** 2 < 1 / _LEAST_SQUARE:
+        # Squares leave the range of float32.
+        return None
+    basis = xp.asarray(rng.standard_normal((rows.shape[1], width)), dtype=sample.dtype, device=rows.device)
+    for _ in range(_SAMPLE_PASSES):
+        scores = xp.matmul(sample, basis)
+        basis = xp.linalg.qr(xp.matmul(xp.matrix_transpose(sample), scores))[0]
+    values = xp.linalg.svdvals(xp.matmul(sample, basis)) ** 2
+    return basis if float(values[count]) <= _DROP * float(values[count - 1]) else None
+
+
+def _thin_products(rows: Rows, basis: Array) -> tuple[float, float, list[Array], Array, Array]:
+    """Return sums over the rows: norms, squared norms; ``Y = X @ basis`` in blocks, ``Y.T @ X`` and ``Y.T @ Y``."""
+    xp = rows.xp
+    cross = xp.zeros((basis.shape[1], basis.shape[0]), dtype=rows.dtype, device=rows.device)
+    gram = xp.zeros((basis.shape[1], basis.shape[1]), dtype=rows.dtype, device=rows.device)
+    norms, squares = 0.0, 0.0
+    kept = []
+    for block in rows.raw():
+        lengths = xp.astype(xp.vecdot(block, block), rows.dtype)
+        norms, squares = norms + float(xp.sum(xp.sqrt(lengths))), squares + float(xp.sum(lengths))
+        scores = xp.matmul(block, basis)
+        cross = cross + xp.astype(xp.matmul(xp.matrix_transpose(scores), block), rows.dtype)
+        kept.append(scores)
+        # Sums of squares of one sign lose a digit in float32.
+        scores = xp.astype(scores, rows.dtype)
+        gram = gram + xp.matmul(xp.matrix_transpose(scores), scores)
+    return norms, squares, kept, cross, gram
+
+
+def _ritz(xp: Namespace, gram: Array, basis: Array) -> tuple[Array, Array]:
+    """Return falling eigenvalues in the span of the basis, and their directions as combinations of it (rows).
+
+    The rounded basis is orthonormal to float32 only: its own Gram matrix is divided out.
+    """
+    lower = xp.linalg.cholesky(xp.matmul(xp.matrix_transpose(basis), basis))
+    inverse = xp.linalg.inv(lower)
+    values, turn = eigh_descending(xp.matmul(xp.matmul(inverse, gram), xp.matrix_transpose(inverse)))
+    return values, xp.matmul(turn, inverse)
