@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from isogeom import _random, _xp
 from isogeom._linalg import fix_signs, row_norms
-from isogeom._validation import IterativeMixin, check_choice, check_integer, check_real
+from isogeom._validation import IterativeMixin, check_choice, check_integer, check_real, warn_user
 from isogeom._xp import Array
 from isogeom.decomposition._base import Decomposition, expand, project
 from isogeom.decomposition._ica_contrasts import CONTRASTS, Contrast, gaussian_reference, gaussian_threshold
@@ -39,8 +38,8 @@ class ICA(IterativeMixin, Decomposition):
     fun : {"logcosh", "exp", "cube"}, default="logcosh"
         Contrast G: log cosh u, -exp(-u²/2) or u⁴/4. The last is the kurtosis, sensitive to outliers.
     max_iter : int, default=500
-        Largest number of iterations of a start, one pass over the whitened rows each (a few more where a step is
-        shortened).
+        Largest number of iterations of a start, at most one pass over the whitened rows each (a few more where a step
+        is shortened).
     tol : float, default=1e-6
         Iterations stop once ``gradient_norm_`` is at most this. FastICA with scikit-learn's default tolerance stops
         between 1e-3 and 1e-5. float32 rows allow about 3e-7, float64 rows about 1e-13.
@@ -115,7 +114,10 @@ class ICA(IterativeMixin, Decomposition):
     g(s_i)])`. The signs follow the sources, so that heavy- and light-tailed ones are found together; a source that
     changed its sign three times keeps it.
 
-    The FastICA steps use evenly spaced rows, 300 per source and at least 8192; Picard-O uses all rows.
+    The FastICA steps use evenly spaced rows, 300 per source and at least 8192; Picard-O uses all rows. While the
+    largest entry of the gradient lies between sources that are hard to tell apart (a curvature :math:`(h_{ij} +
+    h_{ji}) / 2` below 0.03), only these are turned, at the cost of so many sources; ``gradient_norm_`` is that of all
+    pairs.
 
     Whitening comes from moments with the mean taken off first. float32 rows are multiplied in float32 where the last
     variance kept is at least 0.001 of the largest, and their whitened coordinates are then whitened once more;
@@ -282,31 +284,28 @@ class ICA(IterativeMixin, Decomposition):
                 )
             return wanted
         if rank < min(n - 1, d):
-            warnings.warn(
+            warn_user(
                 f"The centred data has numerical rank {rank}, below min(n_samples - 1, n_features)={min(n - 1, d)}: "
                 f"n_components=None is taken as {rank}.",
                 UserWarning,
-                stacklevel=3,
             )
         return rank
 
     def _warn(self, tol: float, *, exhausted: bool, stopped: bool) -> None:
         """Report Gaussian sources, and a gradient above the tolerance."""
         if self.n_gaussian_ >= 2:
-            warnings.warn(
+            warn_user(
                 f"n_gaussian_={self.n_gaussian_} of {self.n_components_} sources cannot be told from Gaussian ones "
                 f"(fun={self.fun!r}): the rotation within their span is not identifiable. Lower n_components, pass "
                 "more rows, or use only the sources with non_gaussianity_ > 1.",
                 UserWarning,
-                stacklevel=3,
             )
         if not self.converged_ and not stopped:
             advice = "Raise max_iter" if exhausted else "No step lowered the objective by more than rounding: raise tol"
-            warnings.warn(
+            warn_user(
                 f"ICA did not converge in {self.n_iter_} iterations: the gradient norm is {self.gradient_norm_:.2g}, "
                 f"above tol={tol:.2g}. {advice}, or lower n_components: Gaussian directions cannot be separated.",
                 ConvergenceWarning,
-                stacklevel=3,
             )
 
     def transform(self, X: Any) -> Array:

@@ -26,6 +26,8 @@ class Contrast:
     name: str
     value: Callable[[Namespace, Array], Array]
     derivatives: Callable[[Namespace, Array], tuple[Array, Array]]
+    # Sum of G over the rows, from the projections, their g, and a vector of ones.
+    total: Callable[[Namespace, Array, Array, Array], Array]
 
 
 def _logcosh_value(xp: Namespace, u: Array) -> Array:
@@ -40,6 +42,17 @@ def _logcosh(xp: Namespace, u: Array) -> tuple[Array, Array]:
     return g, 1 - g * g
 
 
+def _logcosh_total(xp: Namespace, u: Array, g: Array, ones: Array) -> Array:
+    # With t = tanh |u|, 1 + t = 2 / (1 + exp(-2 |u|)), so that log cosh u = |u| - log(1 + t): no exponential, and no
+    # cancellation. The logarithm of a product of eight such factors, at most 256, stands for eight logarithms.
+    factors = 1 + xp.abs(g)
+    for _ in range(3):
+        rows = factors.shape[0]
+        if rows % 2 == 0:
+            factors = factors[: rows // 2, :] * factors[rows // 2 :, :]
+    return ones @ xp.abs(u) - xp.sum(xp.log(factors), axis=0)
+
+
 def _exp_value(xp: Namespace, u: Array) -> Array:
     return -xp.exp(-u * u / 2)
 
@@ -48,6 +61,10 @@ def _exp(xp: Namespace, u: Array) -> tuple[Array, Array]:
     square = u * u
     bell = xp.exp(square / -2)
     return u * bell, (1 - square) * bell
+
+
+def _exp_total(xp: Namespace, u: Array, g: Array, ones: Array) -> Array:  # noqa: ARG001
+    return ones @ _exp_value(xp, u)
 
 
 def _cube_value(xp: Namespace, u: Array) -> Array:  # noqa: ARG001
@@ -60,10 +77,14 @@ def _cube(xp: Namespace, u: Array) -> tuple[Array, Array]:  # noqa: ARG001
     return u * square, 3 * square
 
 
+def _cube_total(xp: Namespace, u: Array, g: Array, ones: Array) -> Array:  # noqa: ARG001
+    return ones @ (u * g) / 4
+
+
 CONTRASTS = {
-    "logcosh": Contrast("logcosh", _logcosh_value, _logcosh),
-    "exp": Contrast("exp", _exp_value, _exp),
-    "cube": Contrast("cube", _cube_value, _cube),
+    "logcosh": Contrast("logcosh", _logcosh_value, _logcosh, _logcosh_total),
+    "exp": Contrast("exp", _exp_value, _exp, _exp_total),
+    "cube": Contrast("cube", _cube_value, _cube, _cube_total),
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isogeom import _xp
-from isogeom._linalg import eigh_descending
+from isogeom._linalg import eigh_descending, eigh_top
 from isogeom._moments import Moments
 from isogeom._xp import Array, Namespace
 
@@ -19,7 +19,7 @@ _PRODUCT_ROWS = 2 * _xp.BLOCK_ROWS
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Principal variances and directions of the rows, largest first."""
+    """All principal variances of the rows, largest first, and at least the directions wanted."""
 
     mean: Array
     variances: Array
@@ -41,11 +41,11 @@ def principal_spectrum(X: Array, wanted: int | None) -> Spectrum:
     wanted = most if wanted is None else wanted
     if X.dtype != acc and wanted <= most:
         moments = Moments().update(X, block_rows=_PRODUCT_ROWS)
-        variances, directions = eigh_descending(moments.covariance(ddof=0))
+        variances, directions = eigh_top(moments.covariance(ddof=0), wanted)
         if float(variances[wanted - 1]) > SAFE_RATIO * float(variances[0]):
             return Spectrum(moments.mean, variances, directions, wanted, exact=False)
     moments = _exact_moments(X)
-    variances, directions = eigh_descending(moments.covariance(ddof=0))
+    variances, directions = eigh_top(moments.covariance(ddof=0), wanted)
     return Spectrum(moments.mean, variances, directions, _numerical_rank(xp, variances, moments, X.dtype), exact=True)
 
 

@@ -6,21 +6,33 @@ Everything that touches the rows is a sum over blocks of them, the same code on 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from isogeom import _xp
 from isogeom._xp import Array, Namespace
 from isogeom.decomposition._ica_contrasts import Contrast, gaussian_reference
+from isogeom.decomposition._ica_memory import Memory, inner
 
 # Entries per block of projections: the five arrays of a block stay within a cache of 1 MiB in float32.
 _BLOCK_ENTRIES = 49_152
+# Most rows per block: within one, sums run in the dtype of the rows. In float32, the gradient of 3000 rows of 5 sources
+# is three times closer to that of float64 with this bound than without.
+_BLOCK_ROWS = 1024
 # Rows that a warm start looks at: at least this many, and this many per source. From fewer, 50 Laplace sources do not
 # stand out of the sampling noise.
 _WARM_ROWS, _WARM_ROWS_PER_SOURCE = 8192, 300
 # Curvature below which a pair of sources counts as flat: two nearly Gaussian sources have next to none.
 _FLAT = 0.01
+# Iterations for which the curvatures of pairs are kept: they change slowly, and cost a third of an evaluation.
+_REFRESH = 10
+# Sources with a pair below this curvature form a flat block; if it holds at most this share of all sources, it is
+# turned by itself. Sources that stand out settle in a few iterations and need no part in the many that follow.
+_BLOCK_CURVATURE, _BLOCK_SHARE = 0.03, 0.75
+# A block is left once its gradient is this share of the gradient outside.
+_BLOCK_DEPTH = 0.03
 _MEMORY = 10
 # A source that changed its sign this often keeps it, so that the objective stays one function.
 _MAX_FLIPS = 3
@@ -36,11 +48,11 @@ class Point:
     """Averages over the rows at one rotation, with ``s = W y``."""
 
     W: Array
-    # E[G(s_i)], E[g'(s_i)], E[g(s_i) s_j] and E[g'(s_i) s_j^2].
+    # E[G(s_i)], E[g'(s_i)], E[g(s_i) s_j], and E[g'(s_i) s_j^2] where it was asked for.
     values: Array
     slopes: Array
     psi: Array
-    cross: Array
+    cross: Array | None
 
     def curvature(self) -> Array:
         """Return E[g'(s_i)] - E[g(s_i) s_i]: 0 for a Gaussian source, its sign tells super- from sub-Gaussian."""
@@ -62,15 +74,20 @@ class Point:
         signed = xp.expand_dims(signs, axis=1) * self.psi
         return (signed - xp.matrix_transpose(signed)) / 2
 
-    def hessian(self, signs: Array) -> Array:
-        """Return the size of the second derivative in the plane of each pair, bounded away from 0, (k, k).
+    def curvatures(self, signs: Array) -> Array:
+        """Return the size of the second derivative in the plane of each pair, (k, k); `cross` must be there.
 
         Exact on the diagonal of the Hessian, where E[g'(s_i)] E[s_j^2] would assume independence: on an elliptical
         subspace, the curvature of which is 0, that guess costs three times the iterations.
         """
         xp = _xp.array_namespace(signs)
         terms = xp.expand_dims(signs, axis=1) * (self.cross - xp.expand_dims(xp.linalg.diagonal(self.psi), axis=1))
-        pairs = xp.abs(terms + xp.matrix_transpose(terms)) / 2
+        return xp.abs(terms + xp.matrix_transpose(terms)) / 2
+
+    def hessian(self, signs: Array) -> Array:
+        """Return the curvatures, bounded away from 0."""
+        pairs = self.curvatures(signs)
+        xp = _xp.array_namespace(pairs)
         return xp.where(pairs < _FLAT, xp.full_like(pairs, _FLAT), pairs)
 
 
@@ -85,29 +102,33 @@ class Solution:
     path: tuple[float, ...]
 
 
-def evaluate(Y: Array, W: Array, contrast: Contrast, *, full: bool = True) -> Point:
+def evaluate(Y: Array, W: Array, contrast: Contrast, *, values: bool = True, pairs: bool = True) -> Point:
     """Return the averages at the rotation `W`, in one pass over the whitened rows `Y`.
 
-    Products run in the dtype of `Y`, sums over blocks in the dtype of `W`. `values` and `cross`
-    stay zero unless `full`.
+    Products run in the dtype of `Y`, sums over blocks in the dtype of `W`. The mean contrasts stay zero without
+    `values`, and `cross` None without `pairs`.
     """
     xp = _xp.array_namespace(Y, W)
     n, k = Y.shape
-    size = min(max(_BLOCK_ENTRIES // k, 64), n)
+    # A multiple of eight: see the sum of logarithms in `_ica_contrasts`.
+    size = min(max(_BLOCK_ENTRIES // k // 8 * 8, 64), _BLOCK_ROWS, n)
     columns = xp.astype(xp.matrix_transpose(W), Y.dtype)
     ones = xp.ones_like(Y[:size, 0])
-    product, cross, slopes, values = (xp.zeros_like(a) for a in (W, W, W[:, 0], W[:, 0]))
+    product, cross, slopes, means = (xp.zeros_like(a) for a in (W, W, W[:, 0], W[:, 0]))
+    # Operators rather than functions of the namespace: on blocks of this size, a wrapper's own time shows.
     for block in _xp.row_blocks(Y, size):
-        u = xp.matmul(block, columns)
+        u = block @ columns
         g, slope = contrast.derivatives(xp, u)
-        product = product + xp.astype(xp.matmul(xp.matrix_transpose(g), block), W.dtype)
+        product = product + g.T @ block
         # Column sums as products with ones: faster than a reduction over rows, and no less accurate.
         count = ones[: block.shape[0]]
-        slopes = slopes + xp.astype(xp.matmul(count, slope), W.dtype)
-        if full:
-            cross = cross + xp.astype(xp.matmul(xp.matrix_transpose(slope), u * u), W.dtype)
-            values = values + xp.astype(xp.matmul(count, contrast.value(xp, u)), W.dtype)
-    return Point(W, values / n, slopes / n, xp.matmul(product / n, xp.matrix_transpose(W)), cross / n)
+        slopes = slopes + count @ slope
+        if values:
+            means = means + contrast.total(xp, u, g, count)
+        if pairs:
+            cross = cross + slope.T @ (u * u)
+    psi = xp.matmul(product / n, xp.matrix_transpose(W))
+    return Point(W, means / n, slopes / n, psi, cross / n if pairs else None)
 
 
 def polar(T: Array) -> Array:
@@ -129,7 +150,7 @@ def warm_start(Y: Array, W: Array, contrast: Contrast, *, max_steps: int, tol: f
     steps, change = 0, math.inf
     while steps < max_steps and change > tol:
         steps += 1
-        point = evaluate(sample, W, contrast, full=False)
+        point = evaluate(sample, W, contrast, values=False, pairs=False)
         turn = polar(point.psi - _diagonal(xp, point.slopes))
         # 1 - |cos| of the old and new rows is 1 - |diagonal|; from the other entries, it does not cancel.
         off = xp.sum(turn * turn, axis=1) - xp.linalg.diagonal(turn) ** 2
@@ -154,6 +175,8 @@ def minimise(
 ) -> Solution:
     """Follow Picard-O from the rotation `W` until the largest entry of the gradient is at most `tol`.
 
+    While the largest entry of the gradient lies between sources of a flat block, only these are turned.
+
     Parameters
     ----------
     Y : array of shape (n_samples, k)
@@ -163,87 +186,170 @@ def minimise(
     contrast : Contrast
         Function of the sources.
     max_iter : int
-        Largest number of iterations; 0 only evaluates the start.
+        Largest number of iterations, those within blocks included; 0 only evaluates the start.
     tol : float
         Largest entry of the skew gradient at which to stop.
     step : callable
-        Gets the objective and the gradient norm after every iteration, and tells whether to stop there.
+        Gets the objective and the gradient norm after every iteration, and tells whether to stop there. Within a block,
+        entries of the gradient outside of it are those found before.
 
     Returns
     -------
     Solution
         The gradient of its point stays above `tol` if `max_iter` was reached, or if rounding allows no smaller one.
     """
-    xp = _xp.array_namespace(Y, W)
-    noise, gaussian = 10 * float(xp.finfo(Y.dtype).eps), gaussian_reference(contrast.name)[0]
-    point = evaluate(Y, W, contrast)
-    signs = point.signs()
-    flips, memory = xp.zeros_like(signs), Memory(_MEMORY)
-    gradient, n_iter, path = point.gradient(signs), 0, [point.loss(signs, gaussian)]
-    best, best_iter = (_largest(gradient), point, signs), 0
-    while best[0] > tol and n_iter < max_iter and n_iter - best_iter < _PATIENCE:
-        n_iter += 1
-        direction = memory.direction(gradient, point.hessian(signs))
-        found = line_search(Y, point, signs, direction, contrast, noise)
-        if found is None:
-            if not memory:
+    run = Descent(Y, W, contrast)
+    path, done = [run.objective()], 0
+
+    def follow(part: Descent, tol: float, rest: float, outside: float, *, leave: bool) -> bool:
+        """Iterate on a part, until a flat block should be next if `leave`; return whether the whole run must end."""
+        nonlocal done
+        while part.norm > tol and part.idle < _PATIENCE and not (leave and part.flat_block() is not None):
+            if done >= max_iter:
+                return True
+            done += 1
+            moved = part.advance()
+            if moved is None:
                 break
-            memory.clear()
-            continue
-        new, move = found
-        real = point.loss(signs) - new.loss(signs) > noise * float(xp.sum(xp.abs(point.values)))
-        new_gradient = new.gradient(signs)
-        memory.add(move, new_gradient - gradient)
-        point, gradient = new, new_gradient
-        wanted = xp.where(flips < _MAX_FLIPS, point.signs(), signs)
-        flipped = xp.astype(wanted != signs, flips.dtype)
-        if bool(xp.any(flipped > 0)):
-            signs, flips, gradient = wanted, flips + flipped, point.gradient(wanted)
-            memory.clear()
-        path.append(point.loss(signs, gaussian))
-        # A step that lowered the objective is progress, whatever the gradient; among the others, the gradient decides.
-        if real or _largest(gradient) < best[0]:
-            best, best_iter = (_largest(gradient), point, signs), n_iter
-        if step({"objective": path[-1], "gradient_norm": best[0]}):
+            if moved:
+                path.append(rest + part.objective())
+                if step({"objective": path[-1], "gradient_norm": max(part.norm, outside)}):
+                    return True
+        return False
+
+    blocks = True
+    while not follow(run, tol, 0.0, 0.0, leave=blocks):
+        block = run.flat_block() if blocks else None
+        if block is None or run.norm <= tol or run.idle >= _PATIENCE:
             break
-    return Solution(best[1], best[2], n_iter, best[0], tuple(path))
+        part, outside = run.part(block)
+        rest, before = run.objective() - part.objective(), done
+        ended = follow(part, max(tol / 2, _BLOCK_DEPTH * outside), rest, outside, leave=False)
+        # A block that cannot be improved is not tried again.
+        blocks = done > before and part.idle < _PATIENCE
+        run.adopt(part, block)
+        if ended:
+            break
+    return Solution(*run.best, done, run.norm, tuple(path))
 
 
-class Memory:
-    """Steps and gradient differences of L-BFGS, in the tangent space of the rotations."""
+class Descent:
+    """A run of L-BFGS from one rotation of the rows `Y`, iteration by iteration."""
 
-    def __init__(self, size: int) -> None:
-        self._pairs: deque[tuple[Array, Array, float]] = deque(maxlen=size)
+    def __init__(
+        self, Y: Array, W: Array, contrast: Contrast, signs: Array | None = None, flips: Array | None = None
+    ) -> None:
+        xp = _xp.array_namespace(Y, W)
+        self._Y, self._contrast = Y, contrast
+        self._noise = 10 * float(xp.finfo(Y.dtype).eps)
+        self._gaussian = gaussian_reference(contrast.name)[0]
+        self._memory = Memory(_MEMORY)
+        self._kept: tuple[list[int], Memory] | None = None
+        point = evaluate(Y, W, contrast)
+        self._signs = point.signs() if signs is None else signs
+        self._flips = xp.zeros_like(self._signs) if flips is None else flips
+        self._restart(point)
 
-    def __bool__(self) -> bool:
-        return bool(self._pairs)
+    def _restart(self, point: Point) -> None:
+        """Go on from `point`, which counts as progress, without a memory of the way there."""
+        self._memory.clear()
+        self._point, self._curved, self._age = point, point, 0
+        self._gradient = point.gradient(self._signs)
+        self._mark()
 
-    def clear(self) -> None:
-        """Forget everything: the objective has changed, or the model of it is wrong."""
-        self._pairs.clear()
+    def _mark(self) -> None:
+        """Take the point as the best one."""
+        self.best = (self._point, self._signs)
+        self.norm, self._lowest, self.idle = _largest(self._gradient), self._point.loss(self._signs), 0
 
-    def add(self, step: Array, change: Array) -> None:
-        """Remember a step if the gradient grew along it; otherwise the model would not be convex."""
-        curvature = _inner(step, change)
-        if curvature > 1e-10 * _inner(step, step):
-            self._pairs.append((step, change, curvature))
+    def objective(self) -> float:
+        """Return the objective relative to Gaussian sources."""
+        return self._point.loss(self._signs, self._gaussian)
 
-    def direction(self, gradient: Array, hessian: Array) -> Array:
-        """Return minus the inverse of the model times the gradient: the two-loop recursion around the diagonal."""
-        xp = _xp.array_namespace(gradient)
-        q, weights = gradient, []
-        for step, change, curvature in reversed(self._pairs):
-            weights.append(_inner(step, q) / curvature)
-            q = q - weights[-1] * change
-        q = q / hessian
-        for step, change, curvature in self._pairs:
-            q = q + (weights.pop() - _inner(change, q) / curvature) * step
-        # Rounding would otherwise let W drift off the rotations.
-        return (xp.matrix_transpose(q) - q) / 2
+    def advance(self) -> bool | None:
+        """Make one iteration; return whether the point has moved, and None if no step lowers the objective."""
+        xp = _xp.array_namespace(self._Y)
+        direction = self._memory.direction(self._gradient, self._curved.hessian(self._signs))
+        due = self._age + 1 >= _REFRESH
+        found = line_search(self._Y, self._point, self._signs, direction, self._contrast, self._noise, pairs=due)
+        if found is None:
+            if not self._memory and self._age == 0:
+                return None
+            self._memory.clear()
+            if self._age:
+                self._point = self._curved = evaluate(self._Y, self._point.W, self._contrast)
+                self._age = 0
+            return False
+        self._point, move = found
+        self._curved, self._age = (self._point, 0) if due else (self._curved, self._age + 1)
+        gradient = self._point.gradient(self._signs)
+        self._memory.add(move, gradient - self._gradient)
+        self._gradient = gradient
+        # A step that lowered the objective is progress, whatever the gradient; among the others, the gradient decides.
+        noise = self._noise * float(xp.sum(xp.abs(self._point.values)))
+        progress = self._lowest - self._point.loss(self._signs) > noise
+        wanted = xp.where(self._flips < _MAX_FLIPS, self._point.signs(), self._signs)
+        flipped = xp.astype(wanted != self._signs, self._flips.dtype)
+        if bool(xp.any(flipped > 0)):
+            self._signs, self._flips = wanted, self._flips + flipped
+            self._gradient = self._point.gradient(wanted)
+            self._memory.clear()
+            self._kept = None
+        if progress or _largest(self._gradient) < self.norm:
+            self._mark()
+        else:
+            self.idle += 1
+        return True
+
+    def flat_block(self) -> list[int] | None:
+        """Return the sources with little curvature, where the largest entry of the gradient is among them."""
+        xp = _xp.array_namespace(self._Y)
+        k = self._Y.shape[1]
+        curvatures, gradient = (_xp.to_numpy(a) for a in (self._curved.curvatures(self._signs), xp.abs(self._gradient)))
+        np.fill_diagonal(curvatures, np.inf)
+        flat = np.flatnonzero(curvatures.min(axis=1) < _BLOCK_CURVATURE)
+        if not 2 <= len(flat) <= _BLOCK_SHARE * k:
+            return None
+        inside = gradient[np.ix_(flat, flat)].max()
+        gradient[np.ix_(flat, flat)] = 0
+        return [int(i) for i in flat] if inside > gradient.max() else None
+
+    def part(self, block: list[int]) -> tuple[Descent, float]:
+        """Return a run over the sources of the block alone, and the largest entry of the gradient outside of it."""
+        xp = _xp.array_namespace(self._Y)
+        rows = self._columns(block)
+        inside = xp.matmul(rows, xp.matrix_transpose(rows))
+        outside = _largest(self._gradient - xp.matmul(xp.matmul(inside, self._gradient), inside))
+        W = xp.matmul(xp.matrix_transpose(rows), self._point.W)
+        S = xp.matmul(self._Y, xp.astype(xp.matrix_transpose(W), self._Y.dtype))
+        eye = xp.eye(len(block), dtype=W.dtype, device=_xp.device(W))
+        signs, flips = (xp.matmul(a, rows) for a in (self._signs, self._flips))
+        part = Descent(S, eye, self._contrast, signs, flips)
+        # Coming back to a block, its curvature is known already.
+        if self._kept is not None and self._kept[0] == block:
+            part._memory = self._kept[1]
+        self._kept = (block, part._memory)
+        return part, outside
+
+    def adopt(self, part: Descent, block: list[int]) -> None:
+        """Turn the sources of the block as `part` did."""
+        xp = _xp.array_namespace(self._Y)
+        rows = self._columns(block)
+        point, signs = part.best
+        turn = point.W - xp.eye(len(block), dtype=point.W.dtype, device=_xp.device(point.W))
+        W = self._point.W + xp.matmul(xp.matmul(rows, turn), xp.matmul(xp.matrix_transpose(rows), self._point.W))
+        self._signs = self._signs + xp.matmul(rows, signs - xp.matmul(self._signs, rows))
+        self._flips = self._flips + xp.matmul(rows, part._flips - xp.matmul(self._flips, rows))
+        self._restart(evaluate(self._Y, W, self._contrast))
+
+    def _columns(self, block: list[int]) -> Array:
+        """Return the columns of the identity that belong to a block, (k, len(block))."""
+        W = self._point.W
+        return _xp.asarray_like(np.eye(W.shape[0])[:, block], W)
 
 
 def line_search(
-    Y: Array, point: Point, signs: Array, direction: Array, contrast: Contrast, noise: float
+    Y: Array, point: Point, signs: Array, direction: Array, contrast: Contrast, noise: float, *, pairs: bool = True
 ) -> tuple[Point, Array] | None:
     """Return the first point along the curve of rotations that lowers the objective, and the step to it.
 
@@ -252,7 +358,7 @@ def line_search(
     Returns None after too many halvings.
     """
     xp = _xp.array_namespace(direction)
-    start, descent = point.loss(signs), _inner(point.gradient(signs), direction)
+    start, descent = point.loss(signs), inner(point.gradient(signs), direction)
     if descent >= 0:
         return None
     slack = noise * float(xp.sum(xp.abs(point.values)))
@@ -260,11 +366,11 @@ def line_search(
     alpha = min(1.0, 1 / _largest(direction))
     for _ in range(_MAX_HALVINGS):
         step = alpha * direction
-        new = evaluate(Y, xp.matmul(rotation(step), point.W), contrast)
+        new = evaluate(Y, xp.matmul(rotation(step), point.W), contrast, pairs=pairs)
         change = new.loss(signs) - start
         if change <= _DECREASE * alpha * descent:
             return new, step
-        slope = _inner(new.gradient(signs), direction)
+        slope = inner(new.gradient(signs), direction)
         if change <= slack and abs(slope) <= 0.9 * abs(descent):
             return new, step
         alpha /= 2
@@ -276,10 +382,6 @@ def rotation(skew: Array) -> Array:
     xp = _xp.array_namespace(skew)
     eye = xp.eye(skew.shape[0], dtype=skew.dtype, device=_xp.device(skew))
     return xp.linalg.solve(eye - skew / 2, eye + skew / 2)
-
-
-def _inner(a: Array, b: Array) -> float:
-    return float(_xp.array_namespace(a, b).sum(a * b))
 
 
 def _largest(a: Array) -> float:
