@@ -11,8 +11,10 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.pipeline import make_pipeline
 
-from isogeom._validation import IterativeMixin, Steps, Transformer
-from isogeom.decomposition import ICA, SemiNMF
+from isogeom import Moments
+from isogeom._callbacks import IterativeMixin, Steps
+from isogeom._validation import Transformer
+from isogeom.decomposition import ICA, PCA, SemiNMF
 
 
 class Power(IterativeMixin, Transformer):
@@ -234,3 +236,67 @@ def test_a_stopped_fit_of_semi_nmf_says_so():
     model = SemiNMF(3, alpha=0.1, init="kmeans", tol=1e-9, random_state=0)
     assert model.set_callbacks(Objectives(stop_after=2)).fit(rows).stop_reason_ == "callback"
     assert model.n_iter_ == 2
+
+
+class Metadata:
+    """A callback that keeps the metadata of every step, and asks to stop after some of them."""
+
+    def __init__(self, stop_after=None):
+        self.stop_after, self.steps, self.n_tasks, self.max_subtasks = stop_after, [], 0, None
+
+    def setup(self, estimator, context):
+        self.max_subtasks = context.max_subtasks
+
+    def on_fit_task_begin(self, estimator, context):
+        self.n_tasks += context.task_name == "iteration"
+
+    def on_fit_task_end(self, estimator, context, *, metadata=None):
+        if context.task_name != "iteration" or metadata is None:
+            return False
+        self.steps.append(metadata)
+        return len(self.steps) == self.stop_after
+
+    def teardown(self, estimator, context):
+        pass
+
+
+@needs_callbacks
+class TestPCA:
+    @pytest.fixture
+    def rows(self, monkeypatch):
+        monkeypatch.setattr("isogeom._moments._BLOCKS_PER_PASS", 1)
+        return np.random.default_rng(0).standard_normal((5000, 64)) * np.linspace(3, 1, 64)
+
+    def test_covariance_reports_the_rows_so_far(self, rows):
+        seen = Metadata()
+        model = PCA(3).set_callbacks(seen).fit(rows)
+        counts = [step["n_samples"] for step in seen.steps]
+        assert len(counts) == seen.n_tasks == seen.max_subtasks == 3
+        assert counts == [2048, 4096, 5000]
+        np.testing.assert_array_equal(model.components_, PCA(3).fit(rows).components_)
+
+    def test_a_stopped_covariance_is_that_of_the_rows_so_far(self, rows):
+        model = PCA(3).set_callbacks(Metadata(stop_after=2)).fit(rows)
+        assert model.n_samples_ == 4096
+        np.testing.assert_array_equal(model.components_, PCA(3).fit(rows[:4096]).components_)
+
+    def test_randomized_reports_the_share_outside(self, rows):
+        settings = {"svd_solver": "randomized", "iterated_power": 3, "random_state": 0}
+        seen, stopped = Metadata(), Metadata(stop_after=2)
+        model = PCA(3, **settings).set_callbacks(seen).fit(rows)
+        shares = [step["objective"] for step in seen.steps]
+        assert len(shares) == seen.n_tasks == seen.max_subtasks == 4
+        assert shares == sorted(shares, reverse=True)
+        # The basis has ten directions more than the components: nothing is left out but what the best 13 leave out.
+        least = 1 - PCA(13).fit(rows).explained_variance_ratio_.sum()
+        assert least <= shares[-1] < shares[0] < 1
+        np.testing.assert_array_equal(model.components_, PCA(3, **settings).fit(rows).components_)
+        early = PCA(3, **settings).set_callbacks(stopped).fit(rows)
+        fewer = PCA(3, **{**settings, "iterated_power": 1}).fit(rows)
+        np.testing.assert_array_equal(early.components_, fewer.components_)
+
+    def test_other_fits_are_one_task(self, rows):
+        for model, data in ((PCA(2, svd_solver="full"), rows), (PCA(2), Moments().update(rows))):
+            seen = Metadata()
+            model.set_callbacks(seen).fit(data)
+            assert (seen.n_tasks, seen.max_subtasks, seen.steps) == (1, 1, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import array_api_compat
@@ -107,8 +108,9 @@ class OvercompleteAdapter:
 
         Parameters
         ----------
-        x : array of shape (n_samples, n_features), or iterable of such arrays
-            Rows; batches (a DataLoader's, tuples included, of which the first entry counts) are concatenated.
+        x : array-like of shape (n_samples, n_features), or iterable of arrays of shape (any, n_features)
+            Rows. Batches are concatenated, from a list, a tuple, a generator or a ``DataLoader``; of a batch that is
+            itself a list or tuple (rows, labels, ...) the first entry counts.
         max_iter : int or None, default=None
             Largest number of iterations, where the estimator has that parameter. None for its own.
 
@@ -118,6 +120,13 @@ class OvercompleteAdapter:
             Codes.
         D : array of shape (nb_concepts, n_features)
             Atoms.
+
+        Raises
+        ------
+        TypeError
+            If `x` is neither an array nor an iterable of arrays.
+        ValueError
+            If there are no batches.
         """
         if max_iter is not None and "max_iter" in self.estimator.get_params(deep=False):
             self.estimator.set_params(max_iter=check_integer(max_iter, "max_iter", low=1))
@@ -129,8 +138,8 @@ class OvercompleteAdapter:
 
         Parameters
         ----------
-        x : array of shape (n_samples, n_features)
-            Rows.
+        x : array-like of shape (n_samples, n_features), or iterable of arrays of shape (any, n_features)
+            Rows, or batches of them as for :meth:`fit`.
 
         Returns
         -------
@@ -218,9 +227,30 @@ class OvercompleteAdapter:
 
 def _rows(x: Any) -> Any:
     """Return one array from an array, or from batches."""
-    if hasattr(x, "shape") or isinstance(x, (list, tuple)):
+    if hasattr(x, "shape"):
         return x
-    batches = [batch[0] if isinstance(batch, (list, tuple)) else batch for batch in x]
+    if isinstance(x, (str, Mapping)) or not isinstance(x, Iterable):
+        raise TypeError(f"x must be an array, or an iterable of arrays, got {type(x).__name__}.")
+    if isinstance(x, (list, tuple)) and x and not any(_is_matrix(_first(entry)) for entry in x):
+        # Numbers in nested lists, or single rows.
+        return x
+    batches = []
+    for place, entry in enumerate(x):
+        batch = _first(entry)
+        if not _is_matrix(batch):
+            raise TypeError(
+                f"Batch {place} of x is no array of shape (any, n_features), but a {type(entry).__name__}: pass an "
+                "array, or an iterable of arrays (or of tuples that start with one)."
+            )
+        batches.append(batch)
     if not batches:
         raise ValueError("x yielded no batches: pass an array, or an iterable of arrays with at least one of them.")
     return _xp.array_namespace(*batches).concat(batches, axis=0)
+
+
+def _first(entry: Any) -> Any:
+    return entry[0] if isinstance(entry, (list, tuple)) and entry else entry
+
+
+def _is_matrix(value: Any) -> bool:
+    return getattr(value, "ndim", None) == 2

@@ -35,7 +35,8 @@ class CodeStatisticsResult(Result):
     max_coherence : float
         Largest absolute cosine between two atoms, 0 to 1; 0 with one component.
     n_dead, n_duplicates : int
-        Number of dead components, and of pairs of duplicates.
+        Number of dead components, and of pairs of duplicates (three equal atoms are three pairs;
+        ``n_duplicate_atoms_`` of :class:`SemiNMF` counts atoms instead, two here).
     density : ndarray of shape (n_components,)
         Share of rows in which each component is not zero.
     energy_share : ndarray of shape (n_components,)
@@ -105,7 +106,8 @@ def code_statistics(codes: Any, dictionary: Any, *, zero: float = 0.0, duplicate
     Raises
     ------
     ValueError
-        If the shapes do not fit together, a value is not finite, or a parameter is out of range.
+        If the shapes do not fit together, a value is not finite, a parameter is out of range, or the energies are no
+        numbers of float64 (codes times atoms beyond 1e154, or all below 1e-154).
 
     See Also
     --------
@@ -143,9 +145,13 @@ def code_statistics(codes: Any, dictionary: Any, *, zero: float = 0.0, duplicate
     duplicate = check_real(duplicate, "duplicate", low=0, high=1)
     Z, D = check_codes(codes, dictionary, "code_statistics")
     n, k = Z.shape
-    counts, gram, hoyers, nonnegative = _code_sums(Z, zero)
     xp = _xp.array_namespace(Z, D)
     D = xp.astype(D, _xp.accumulator_dtype(xp, _xp.device(D)))
+    # Exact powers of two bring every component near 1: sums of squares then neither overflow nor underflow.
+    code_powers, code_scales = _powers(_largest(Z, axis=0), D)
+    atom_powers, atom_scales = _powers(_largest(D, axis=1), D)
+    counts, gram, hoyers, nonnegative = _code_sums(Z, zero, code_scales)
+    D = D * xp.expand_dims(atom_scales, axis=1)
     norms = row_norms(D)
     unit = D / xp.expand_dims(xp.where(norms > 0, norms, xp.ones_like(norms)), axis=1)
     cosines = _xp.to_numpy(xp.matmul(unit, xp.matrix_transpose(unit))).copy()
@@ -153,7 +159,9 @@ def code_statistics(codes: Any, dictionary: Any, *, zero: float = 0.0, duplicate
     np.fill_diagonal(cosines, 0.0)
 
     dead = (counts == 0) | (squares == 0)
-    energy = np.diag(gram) * squares
+    energy, powers = np.diag(gram) * squares, 2 * (code_powers + atom_powers)
+    unique = _in_units(energy, unique_energies(gram, np.sqrt(squares)[:, None]), powers)
+    energy = np.ldexp(energy, powers - np.max(np.where(energy > 0, powers, -(10**6))))
     coherence = np.minimum(np.max(np.abs(cosines), axis=1), 1.0)
     same = np.triu((cosines if nonnegative else np.abs(cosines)) >= duplicate, 1)
     # Atoms that are zero have no direction, so a threshold of 0 must not pair them.
@@ -170,7 +178,7 @@ def code_statistics(codes: Any, dictionary: Any, *, zero: float = 0.0, duplicate
         n_duplicates=len(pairs),
         density=counts / n,
         energy_share=energy / max(float(np.sum(energy)), np.finfo(np.float64).tiny),
-        unique_energy=unique_energies(gram, np.sqrt(squares)[:, None]),
+        unique_energy=unique,
         coherence=coherence,
         nearest=np.argmax(np.abs(cosines), axis=1) if k > 1 else np.full(1, -1),
         dead=dead,
@@ -178,22 +186,55 @@ def code_statistics(codes: Any, dictionary: Any, *, zero: float = 0.0, duplicate
     )
 
 
-def _code_sums(Z: Array, zero: float) -> tuple[np.ndarray, np.ndarray, float | None, bool]:
-    """Return non-zero counts per column, ``Z.T @ Z``, the mean Hoyer sparsity and whether no code is negative."""
+def _largest(x: Array, axis: int) -> Array:
+    """Return the largest absolute value along an axis, over row blocks."""
+    xp = _xp.array_namespace(x)
+    parts = [xp.max(xp.abs(block), axis=axis) for block in _xp.row_blocks(x)]
+    return xp.concat(parts) if axis == 1 else xp.max(xp.stack(parts), axis=0)
+
+
+def _powers(largest: Array, like: Array) -> tuple[np.ndarray, Array]:
+    """Return the exponents of powers of two near the values, and their inverses as an array like `like`."""
+    widest = 1000 if "64" in str(like.dtype) else 100
+    exponents = np.frexp(_xp.to_numpy(largest).astype(np.float64))[1].astype(np.int64)
+    exponents = np.clip(exponents, -widest, widest)
+    return exponents, _xp.asarray_like(np.ldexp(1.0, -exponents), like)
+
+
+def _in_units(energy: np.ndarray, unique: np.ndarray, powers: np.ndarray) -> np.ndarray:
+    """Return the unique energies in squared units of the rows, from those of the scaled components."""
+    highest = np.max(np.log2(energy, where=energy > 0, out=np.full(energy.shape, -np.inf)) + powers)
+    if np.isfinite(highest) and not -1022 <= highest < 1023:
+        raise ValueError(
+            f"codes times dictionary reach about 1e{highest * math.log10(2) / 2:+.0f}, whose squares are no numbers of "
+            f"float64, but energies are squares: multiply codes by 2.0**{round(-highest / 2)}, which changes nothing "
+            "else."
+        )
+    return np.ldexp(unique, powers)
+
+
+def _code_sums(Z: Array, zero: float, scales: Array) -> tuple[np.ndarray, np.ndarray, float | None, bool]:
+    """Return what the rows add up to.
+
+    That is non-zero counts per column, ``Z.T @ Z`` for columns times `scales`, the mean Hoyer sparsity and whether no
+    code is negative.
+    """
     xp = _xp.array_namespace(Z)
-    acc = _xp.accumulator_dtype(xp, _xp.device(Z))
     k = int(Z.shape[1])
     counts = gram = 0
     sparsity, n_rows = 0.0, 0
     for block in _xp.row_blocks(Z):
-        block = xp.astype(block, acc)
+        block = xp.astype(block, scales.dtype)
         size = xp.abs(block)
         counts = counts + xp.sum(xp.astype(size > zero, xp.int64), axis=0)
-        gram = gram + xp.matmul(xp.matrix_transpose(block), block)
-        length = row_norms(block)
-        used = length > 0
+        scaled = block * scales
+        gram = gram + xp.matmul(xp.matrix_transpose(scaled), scaled)
+        largest = xp.max(size, axis=1, keepdims=True)
+        used = xp.squeeze(largest, axis=1) > 0
         n_rows += int(xp.count_nonzero(used))
         if k > 1:
+            size = size / xp.where(largest > 0, largest, xp.ones_like(largest))
+            length = row_norms(size)
             ratio = xp.sum(size, axis=1) / xp.where(used, length, xp.ones_like(length))
             sparsity += float(xp.sum(xp.where(used, math.sqrt(k) - ratio, xp.zeros_like(ratio))))
     hoyer = None if k == 1 or n_rows == 0 else sparsity / n_rows / (math.sqrt(k) - 1)

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from isogeom import _xp
 from isogeom._results import Result
-from isogeom._validation import check_choice, check_integer, check_real, check_rows
+from isogeom._validation import check_choice, check_integer, check_real, check_rows, take_rows
 from isogeom._xp import Array
 
 
@@ -172,7 +172,7 @@ def refine(
     estimator : estimator
         Fitted decomposition with ``transform``; it is not changed.
     X : array-like of shape (n_samples, n_features)
-        Rows to code with `estimator`.
+        Rows to code with `estimator`; the new one has the column names of a data frame.
     component : int
         Index of the concept; negative ones count from the end.
     X_earlier : array-like of shape (n_samples, n_features_earlier), default=None
@@ -187,12 +187,17 @@ def refine(
     Returns
     -------
     RefinementResult
-        The new fitted estimator, and which rows it saw.
+        The new fitted estimator (with the output container that ``set_output`` gave to `estimator`), and which rows it
+        saw.
 
     Raises
     ------
     ValueError
         If fewer than two rows are active, or `X_earlier` has another number of rows than `X`.
+
+    See Also
+    --------
+    SemiNMF.refine : The same as a method.
 
     Notes
     -----
@@ -224,7 +229,9 @@ def refine(
         raise ValueError(f"threshold={threshold!r} must be below 1: it is the share of active rows to leave out.")
     check_choice(side, "side", ("positive", "negative"))
     source = X if X_earlier is None else X_earlier
-    source = check_rows(source, name="X" if X_earlier is None else "X_earlier", owner="refine")
+    checked = check_rows(source, name="X" if X_earlier is None else "X_earlier", owner="refine")
+    # A data frame stays one, so that the new model knows the names of its columns.
+    source = source if hasattr(source, "columns") else checked
     codes = estimator.transform(X)
     if not _xp.is_foreign(codes):
         codes = np.asarray(codes)  # set_output may have made a table of them
@@ -246,8 +253,7 @@ def refine(
     model = clone(estimator)
     if n_components is not None:
         model.set_params(n_components=check_integer(n_components, "n_components", low=1))
-    xp = _xp.array_namespace(source)
-    model.fit(xp.take(source, _xp.asarray_like(rows, source, dtype=xp.int64), axis=0))
+    model.fit(take_rows(source, rows))
     return RefinementResult(model, component, cut, int(rows.size), rows.size / n, rows)
 
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.utils import assert_all_finite
 from sklearn.utils.validation import check_is_fitted
 
 from isogeom import _xp
-from isogeom._moments import Moments, check_weights, drop_unweighted
-from isogeom._random import check_rng
-from isogeom._validation import check_choice, check_integer, check_same_library
+from isogeom._callbacks import IterativeMixin
+from isogeom._moments import Moments
+from isogeom._validation import check_choice, check_same_library, warn_user
 from isogeom._xp import Array
-from isogeom.decomposition._base import Decomposition, expand, project
+from isogeom.decomposition._base import Decomposition, expand, floating_dtype, project
+from isogeom.decomposition._pca_fit import add_rows, check_moments, count_steps, fit_array
 from isogeom.decomposition._pca_solvers import (
     SOLVERS,
     Spectrum,
-    check_count,
     check_n_components,
     choose_solver,
     covariance_spectrum,
-    full_spectrum,
-    power_iterations,
-    randomized_spectrum,
     resolve_n_components,
 )
 
@@ -41,7 +37,7 @@ _RESULTS = (
 )
 
 
-class PCA(Decomposition):
+class PCA(IterativeMixin, Decomposition):
     """Principal component analysis, exact in float32, streamed and mergeable.
 
     The covariance is accumulated block by block with each block's own mean taken off first (see
@@ -75,7 +71,8 @@ class PCA(Decomposition):
     ----------
     components_ : array of shape (n_components, n_features)
         Orthonormal principal directions as rows, by falling variance. The entry of largest absolute value of each row
-        is positive (scikit-learn's sign convention). Same library, device and dtype as `X`.
+        is positive (scikit-learn's sign convention). Same library and device as `X`; dtype of `X` if that is float32
+        or float64, float32 for half precision, float64 for integers and booleans.
     dictionary_ : array of shape (n_components, n_features)
         The atoms, such that ``X ≈ codes @ dictionary_ + mean_``: ``components_``, or with `whiten` the components times
         their standard deviations.
@@ -114,7 +111,16 @@ class PCA(Decomposition):
     -----
     Memory is one (n_features, n_features) float64 matrix, whatever the number of rows; "full" takes a float64 copy of
     the rows instead, and "randomized" a few (n_features, n_components) matrices. Eigenvalues below about 1e-16 times
-    the largest are rounding.
+    the largest are rounding. Memory maps and arrays of integers or half precision are converted block by block, except
+    by "full".
+
+    Results scale with the rows, as long as variances are normal numbers of float64: rows that spread over less than
+    about 1e-153 or more than 1e153 raise an error that names a factor.
+
+    Callbacks (``set_callbacks``) get a step for every 256 blocks of rows of "covariance", with the number of rows so
+    far, ``{"n_samples": ...}``, and for every pass of "randomized", with the share of the variance that is still
+    outside the basis, ``{"objective": ...}``. One that asks to stop gets the PCA of the rows, or from the passes, so
+    far.
 
     Weights are frequencies: whole ones give what repeated rows give, and variances are divided by their sum minus one.
     For weights that only say how reliable a row is, scale them so that they add up to the number of rows.
@@ -159,7 +165,11 @@ class PCA(Decomposition):
     @property
     def dictionary_(self) -> Array:
         """The atoms as rows: ``components_``, times the standard deviations if `whiten`."""
-        if not self.whiten:
+        try:
+            whitens = self._whitens()
+        except ValueError as error:
+            raise AttributeError(str(error)) from error
+        if not whitens:
             return self.components_
         xp = _xp.array_namespace(self.components_)
         return self.components_ * xp.expand_dims(self._code_scale(self.components_), axis=1)
@@ -185,67 +195,30 @@ class PCA(Decomposition):
         Raises
         ------
         ValueError
-            If there are fewer than 2 rows, a value is not finite, a weight is negative, or a parameter is out of range.
+            If there are fewer than 2 rows, a value is not finite, a weight is negative, a parameter is out of range, or
+            the variance of the rows is no number of float64.
         """
         solver = check_choice(self.svd_solver, "svd_solver", SOLVERS)
+        self._whitens()
         self._forget()
         if isinstance(X, Moments):
-            return self._fit_moments(X, sample_weight)
-        if hasattr(X, "shape") and len(X.shape) == 2:
-            solver = choose_solver(solver, self.n_components, *X.shape)
-        # The moments find values that are not finite on their way.
-        X = self._check_X(X, reset=True, min_samples=2, finite=solver not in ("auto", "covariance"))
-        solver = choose_solver(solver, self.n_components, *X.shape)
-        if solver == "covariance":
-            moments = self._add_rows(Moments(), X, sample_weight)
-            check_count(moments.count)
-            return self._keep_moments(moments, X.dtype)
-        weights = None if sample_weight is None else check_weights(sample_weight, X)
-        if weights is not None:
-            X, weights = drop_unweighted(_xp.array_namespace(X), X, weights)
-            check_count(float(_xp.array_namespace(X).sum(weights)))
-        if solver == "full":
-            check_n_components(self.n_components, *X.shape, strict=True)
-            return self._keep(full_spectrum(X, weights), X.dtype)
-        return self._fit_randomized(X, weights)
-
-    def _add_rows(self, moments: Moments, X: Array, sample_weight: Any) -> Moments:
-        """Update a copy of `moments`; values that are not finite are reported as scikit-learn does."""
-        try:
-            return moments.copy().update(X, sample_weight)
-        except ValueError:
-            if not _xp.is_foreign(X):
-                assert_all_finite(X, input_name="X", estimator_name=type(self).__name__)
-            raise
-
-    def _fit_moments(self, moments: Moments, sample_weight: Any) -> PCA:
-        if sample_weight is not None:
-            raise ValueError("sample_weight cannot be combined with Moments: pass it to Moments.update instead.")
-        if moments.count < 2:
-            raise ValueError(
-                f"PCA needs moments of at least 2 rows, got count={moments.count}: add rows with update()."
-            )
-        self.n_features_in_ = int(moments.n_features or 0)
-        return self._keep_moments(moments.copy(), moments.scatter.dtype)
-
-    def _keep_moments(self, moments: Moments, dtype: Any) -> PCA:
-        check_n_components(self.n_components, int(moments.count), int(moments.n_features or 0), strict=True)
-        self.moments_ = moments
-        return self._keep(covariance_spectrum(moments, self.n_components), dtype)
-
-    def _fit_randomized(self, X: Array, weights: Array | None) -> PCA:
-        k = check_integer(
-            self.n_components,
-            "n_components",
-            low=1,
-            hint='svd_solver="randomized" needs a number; svd_solver="covariance" takes a share or None.',
-        )
-        check_n_components(k, *X.shape, strict=True)
-        n_oversamples = check_integer(self.n_oversamples, "n_oversamples", low=0)
-        n_iter = power_iterations(self.iterated_power, k, X.shape)
-        rng = check_rng(self.random_state, "random_state")
-        spectrum = randomized_spectrum(X, weights, k, n_oversamples=n_oversamples, n_iter=n_iter, rng=rng)
-        return self._keep(spectrum, X.dtype)
+            moments: Moments | None = check_moments(X, self.n_components, sample_weight)
+            dtype = X.scatter.dtype
+            self.n_features_in_ = int(X.mean.shape[0])
+            with self._iterations(1):
+                spectrum = covariance_spectrum(X, self.n_components)
+        else:
+            if hasattr(X, "shape") and len(X.shape) == 2:
+                solver = choose_solver(solver, self.n_components, *X.shape)
+            # The moments find values that are not finite on their way.
+            finite = solver not in ("auto", "covariance")
+            X = self._check_X(X, reset=True, min_samples=2, finite=finite, convert=False)
+            dtype, solver = floating_dtype(X), choose_solver(solver, self.n_components, *X.shape)
+            with self._iterations(count_steps(self, X, solver), X) as step:
+                spectrum, moments = fit_array(self, X, sample_weight, solver, step)
+        if moments is not None:
+            self.moments_ = moments
+        return self._keep(spectrum, dtype)
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> PCA:  # noqa: ARG002
         """Add rows to what was seen; the result equals one `fit` on all of them.
@@ -279,17 +252,18 @@ class PCA(Decomposition):
             If an earlier `fit` kept no moments: its rows are then forgotten.
         """
         check_choice(self.svd_solver, "svd_solver", SOLVERS)
+        self._whitens()
         first = "moments_" not in vars(self)
         if not first:
             self._check_fitted_library(X, "mean_", "partial_fit")
         elif "components_" in vars(self):
-            warnings.warn(f"{self._no_moments('partial_fit')} This stream starts anew.", RuntimeWarning, stacklevel=2)
-        X = self._check_X(X, reset=first, finite=False)
-        moments = self._add_rows(Moments() if first else self.moments_, X, sample_weight)
+            warn_user(f"{self._no_moments('partial_fit')} This stream starts anew.", RuntimeWarning)
+        X = self._check_X(X, reset=first, finite=False, convert=False)
+        moments = add_rows(Moments() if first else self.moments_, X, sample_weight, "PCA")
         check_n_components(self.n_components, int(moments.count), X.shape[1], strict=False)
         if moments.count > 0:
-            xp = _xp.array_namespace(X)
-            self._set_stream(moments, X.dtype if first else xp.result_type(X.dtype, self.mean_.dtype))
+            dtype = floating_dtype(X)
+            self._set_stream(moments, dtype if first else _xp.array_namespace(X).result_type(dtype, self.mean_.dtype))
         return self
 
     def _set_stream(self, moments: Moments, dtype: Any) -> None:
@@ -300,12 +274,26 @@ class PCA(Decomposition):
         self.n_samples_ = moments.count
         self.mean_ = xp.astype(moments.mean, dtype)
 
+    def _settle(self) -> None:
+        """Decompose what a stream has gathered, if nobody has asked for it yet."""
+        moments = self.__dict__.get("moments_")
+        if moments is None or moments.count < 2 or "components_" in self.__dict__:
+            return
+        # `set_params` may have changed it since the rows were seen.
+        check_n_components(self.n_components, int(moments.count), moments.n_features, strict=False)
+        self._keep(covariance_spectrum(moments, self.n_components), self.mean_.dtype)
+
     def __getattr__(self, name: str) -> Any:
         # Reached only for what is not stored: results of a stream that nobody has asked for yet.
-        moments = self.__dict__.get("moments_")
-        if name in _RESULTS and moments is not None and moments.count >= 2:
-            self._keep(covariance_spectrum(moments, self.n_components), self.mean_.dtype)
-            return self.__dict__[name]
+        if name in (*_RESULTS, "dictionary_"):
+            try:
+                self._settle()
+                self._whitens()
+            except (TypeError, ValueError) as error:
+                # Displays and `hasattr` go through every attribute, and expect this error of one that cannot be had.
+                raise AttributeError(f"{name} cannot be computed: {error}") from error
+            if name in self.__dict__:
+                return self.__dict__[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _no_moments(self, method: str) -> str:
@@ -368,7 +356,7 @@ class PCA(Decomposition):
         # Variances stay in float64: those of float32 rows beyond 1e19 or below 1e-19 are no numbers of float32.
         self.explained_variance_ = variances
         self.explained_variance_ratio_ = variances / spectrum.total if spectrum.total > 0 else xp.zeros_like(variances)
-        self.singular_values_ = xp.sqrt(variances * (spectrum.count - 1))
+        self.singular_values_ = xp.sqrt(variances) * math.sqrt(spectrum.count - 1)
         self.noise_variance_ = spectrum.rest(k)
         self.tail_energies_ = spectrum.tail_energies()
         return self
@@ -384,13 +372,15 @@ class PCA(Decomposition):
         Returns
         -------
         array of shape (n_samples, n_components)
-            ``(X - mean_) @ components_.T``, divided by the standard deviations if `whiten`; dtype of `X`.
+            ``(X - mean_) @ components_.T``, divided by the standard deviations if `whiten`; dtype of `X` if that is
+            float32 or float64, float32 for half precision, float64 for integers and booleans.
         """
+        self._settle()
         check_is_fitted(self, "components_")
         self._check_fitted_library(X, "components_", "transform")
-        X = self._check_X(X, reset=False)
+        X = self._check_X(X, reset=False, convert=False)
         Z = project(X, self.components_, self.mean_)
-        return Z / self._code_scale(Z) if self.whiten else Z
+        return Z / self._code_scale(Z) if self._whitens() else Z
 
     def inverse_transform(self, X: Any) -> Array:
         """Return the rows that have the given codes.
@@ -405,9 +395,13 @@ class PCA(Decomposition):
         array of shape (n_samples, n_features)
             ``X @ components_ + mean_``.
         """
+        self._settle()
         check_is_fitted(self, "components_")
         Z = self._check_codes(X)
-        return expand(Z * self._code_scale(Z) if self.whiten else Z, self.components_, self.mean_)
+        return expand(Z * self._code_scale(Z) if self._whitens() else Z, self.components_, self.mean_)
+
+    def _whitens(self) -> bool:
+        return check_choice(self.whiten, "whiten", (False, True))
 
     def _code_scale(self, Z: Array) -> Array:
         """Standard deviations of the codes in the dtype of `Z`; 1 where there is no variance (the codes are 0)."""

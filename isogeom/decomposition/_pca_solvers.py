@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import numbers
+import sys
 from typing import Any
 
 import numpy as np
 
 from isogeom import _random, _xp
 from isogeom._linalg import eigh_descending, eigh_top, fix_signs
-from isogeom._moments import Moments
+from isogeom._moments import Moments, largest_gap, scale_error
 from isogeom._products import SMALL_SQUARE
 from isogeom._validation import check_integer
 from isogeom._xp import Array
@@ -56,12 +58,13 @@ class Spectrum:
         dev, dtype = _xp.device(self.variances), self.variances.dtype
         if not self.complete:
             caught = xp.cumulative_sum(self.variances, include_initial=True)
-            return xp.sqrt(xp.clip(self.total - caught, 0, None) * (self.count - 1))
+            return xp.sqrt(xp.clip(self.total - caught, 0, None)) * math.sqrt(self.count - 1)
         # Summed from the small end: a small tail would vanish in a difference of large sums.
         tails = xp.flip(xp.cumulative_sum(xp.flip(self.variances, axis=0), include_initial=True), axis=0)
         missing = int(self.mean.shape[0]) - int(self.variances.shape[0])
         tails = xp.concat([tails, xp.zeros(missing, dtype=dtype, device=dev)])
-        return xp.sqrt(tails * (self.count - 1))
+        # One root each: the product may leave the range of the dtype where its root does not.
+        return xp.sqrt(tails) * math.sqrt(self.count - 1)
 
     def rank(self, dtype: Any) -> int:
         """Number of variances that stand above the rounding of products of rows in `dtype`."""
@@ -115,35 +118,60 @@ def full_spectrum(X: Array, weights: Array | None) -> Spectrum:
     if weights is not None:
         Y = Y * xp.expand_dims(xp.sqrt(weights), axis=1)
     _, singular, rows = xp.linalg.svd(Y, full_matrices=False)
-    variances = singular**2 / (count - 1)
-    return Spectrum(mean, variances, fix_signs(rows), float(xp.sum(variances)), count, complete=True)
+    with np.errstate(over="ignore", under="ignore"):
+        variances = (singular / math.sqrt(count - 1)) ** 2
+        total = float(xp.sum(variances))
+    _check_scale(X, total, mean)
+    return Spectrum(mean, variances, fix_signs(rows), total, count, complete=True)
 
 
 def randomized_spectrum(
-    X: Array, weights: Array | None, k: int, *, n_oversamples: int, n_iter: int, rng: np.random.Generator
+    X: Array, weights: Array | None, k: int, *, n_oversamples: int, n_iter: int, rng: np.random.Generator, step: Any
 ) -> Spectrum:
-    """Subspace iteration on the covariance operator, which is applied block by block and never formed."""
+    """Subspace iteration on the covariance operator, which is applied block by block and never formed.
+
+    `step` gets the share of the variance outside the basis after every pass over the rows, and tells whether to stop.
+    """
     xp = _xp.array_namespace(X)
     n, d = X.shape
     mean, count = _mean(X, weights)
     width = min(k + n_oversamples, n, d)
     basis = xp.linalg.qr(_random.standard_normal(rng, (d, width), mean), mode="reduced")[0]
-    dtype = X.dtype
+    dtype = _xp.as_real_floating(X[:1, :], "X").dtype
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         image, energy = _apply_covariance(X, weights, mean, basis, dtype)
-    if not SMALL_SQUARE * n * d <= energy < float("inf"):
-        # Squares of float32 have left its range.
-        dtype = mean.dtype
-        image, energy = _apply_covariance(X, weights, mean, basis, dtype)
-    for _ in range(n_iter):
+        if dtype != mean.dtype and not SMALL_SQUARE * n * d <= energy < float("inf"):
+            # Squares of float32 have left its range.
+            dtype = mean.dtype
+            image, energy = _apply_covariance(X, weights, mean, basis, dtype)
+    _check_scale(X, energy / (count - 1), mean)
+    n_left = n_iter
+    while not step({"objective": _share_outside(basis, image, energy)}) and n_left > 0:
         basis = xp.linalg.qr(image, mode="reduced")[0]
         image, energy = _apply_covariance(X, weights, mean, basis, dtype)
+        n_left -= 1
     # Rayleigh-Ritz: the best directions inside the span of the basis.
     inner = xp.matmul(xp.matrix_transpose(basis), image)
     energies, turn = eigh_descending((inner + xp.matrix_transpose(inner)) / 2)
     variances = xp.clip(energies[:k], 0, None) / (count - 1)
     rows = fix_signs(xp.matmul(turn[:k, :], xp.matrix_transpose(basis)))
     return Spectrum(mean, variances, rows, energy / (count - 1), count, complete=False)
+
+
+def _share_outside(basis: Array, image: Array, energy: float) -> float:
+    """Return the share of the variance that is not in the span of the orthonormal columns of `basis`."""
+    caught = float(_xp.array_namespace(basis, image).sum(basis * image))
+    return max(1 - caught / energy, 0.0) if energy > 0 else 0.0
+
+
+def _check_scale(X: Array, variance: float, mean: Array) -> None:
+    """Raise if the variance of all features together is no number with all its digits although rows differ."""
+    if float(_xp.array_namespace(mean).finfo(mean.dtype).smallest_normal) <= variance < math.inf:
+        return
+    with np.errstate(over="ignore"):
+        gap = largest_gap(X)
+    if gap > 0:
+        raise scale_error(min(gap, sys.float_info.max))
 
 
 def power_iterations(iterated_power: Any, k: int, shape: tuple[int, int]) -> int:
@@ -169,14 +197,20 @@ def _mean(X: Array, weights: Array | None) -> tuple[Array, float]:
     xp = _xp.array_namespace(X)
     acc = _xp.accumulator_dtype(xp, _xp.device(X))
     total: Any = 0.0
-    if weights is None:
-        for block in _xp.row_blocks(X):
-            total = total + xp.sum(block, axis=0, dtype=acc)
-        return total / X.shape[0], X.shape[0]
-    count = float(xp.sum(weights))
-    for block, w in zip(_xp.row_blocks(X), _xp.row_blocks(weights)):
-        total = total + xp.matmul(w, xp.astype(block, acc))
-    return total / count, int(count) if count.is_integer() else count
+    count = float(X.shape[0] if weights is None else xp.sum(weights))
+    with np.errstate(over="ignore"):
+        if weights is None:
+            for block in _xp.row_blocks(X):
+                total = total + xp.sum(_xp.as_real_floating(block, "X"), axis=0, dtype=acc)
+        else:
+            for block, w in zip(_xp.row_blocks(X), _xp.row_blocks(weights)):
+                total = total + xp.matmul(w, xp.astype(block, acc))
+    mean = total / count
+    if not bool(xp.all(xp.isfinite(mean))):
+        # A sum that overflows: large rows that are equal, or rows that differ by too much to be squared.
+        _check_scale(X, math.inf, mean)
+        mean = xp.astype(X[0, :], acc)
+    return mean, int(count) if count.is_integer() else count
 
 
 def _apply_covariance(X: Array, weights: Array | None, mean: Array, basis: Array, dtype: Any) -> tuple[Array, float]:

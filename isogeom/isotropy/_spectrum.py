@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from isogeom import _xp
 from isogeom._moments import Moments
-from isogeom._validation import check_rows
+from isogeom._validation import check_rows, warn_user
 from isogeom._xp import Array
 
 # Entries per block of a wide matrix: with BLOCK_ROWS it bounds the temporaries of a block to tens of MiB.
@@ -129,12 +128,10 @@ def resolve(
     if found.n_features < min_features:
         raise ValueError(f"{owner} needs >= {min_features} features, got {found.n_features}: with one it is 0/0.")
     if found.count == 2:
-        # Levels: this function, the public function, its caller.
-        warnings.warn(
+        warn_user(
             f"{owner} of 2 rows carries no information: their covariance has rank one, so the participation ratio is 1 "
             "whatever the data. Pass more rows.",
             UserWarning,
-            stacklevel=3,
         )
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from isogeom import _xp
 from isogeom._linalg import captured, complement_basis, quadratic_form, remove_directions
 from isogeom._moments import Moments
-from isogeom._validation import check_choice, check_integer, check_real
+from isogeom._validation import check_choice, check_integer, check_real, warn_user
 from isogeom._xp import Array
 from isogeom.isotropy import isoscore_star
 from isogeom.tangent._null import haar_moments, haar_null
@@ -152,11 +151,10 @@ def _sign_test(groups: list[Moments], spaces: Spaces, settings: Settings) -> tup
     changes = [isotropy_changes(moments, spaces, settings) for moments in groups]
     defined = [(t, n) for t, n in changes if t is not None and n is not None]
     if len(defined) < len(groups):
-        warnings.warn(
+        warn_user(
             f"{len(groups) - len(defined)} of {len(groups)} groups have no isotropy change (no variance before or "
             "after a removal) and are left out of the sign test.",
             UserWarning,
-            stacklevel=4,
         )
     wins = sum(t > n for t, n in defined)
     losses = sum(t < n for t, n in defined)

@@ -134,3 +134,31 @@ def test_errors(rows):
     adapter.fit(rows)
     with pytest.raises(ValueError, match=r"z has shape \(80, 6\), expected \(n_samples, 2\)"):
         adapter.decode(rows)
+
+
+@pytest.mark.parametrize(
+    "wrap", [list, tuple, iter, lambda parts: [(p, None) for p in parts], lambda parts: [[p] for p in parts]]
+)
+def test_batches_may_come_in_any_iterable(as_array, rows, wrap):
+    X = as_array(rows)
+    whole, batched = OvercompleteAdapter(PCA(2)), OvercompleteAdapter(PCA(2))
+    Z, _ = whole.fit(X)
+    parts = [X[:32, ...], X[32:33, ...], X[33:, ...]]
+    np.testing.assert_array_equal(_xp.to_numpy(batched.fit(wrap(parts))[0]), _xp.to_numpy(Z))
+    np.testing.assert_array_equal(_xp.to_numpy(batched.encode(wrap(parts))), _xp.to_numpy(Z))
+
+
+def test_nested_lists_are_rows(rows):
+    expected = OvercompleteAdapter(PCA(2)).fit(rows)[0]
+    for x in (rows.tolist(), list(rows), tuple(map(tuple, rows.tolist()))):
+        np.testing.assert_array_equal(OvercompleteAdapter(PCA(2)).fit(x)[0], expected)
+
+
+def test_what_is_no_array_is_named(rows):
+    adapter = OvercompleteAdapter(PCA(2))
+    with pytest.raises(TypeError, match="x must be an array, or an iterable of arrays, got dict"):
+        adapter.fit({"rows": rows})
+    with pytest.raises(TypeError, match="got int"):
+        adapter.fit(3)
+    with pytest.raises(TypeError, match=r"Batch 1 of x is no array of shape \(any, n_features\), but a ndarray"):
+        adapter.fit((rows, rows[:, 0]))

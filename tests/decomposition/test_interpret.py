@@ -1,9 +1,11 @@
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 from oracles.semi_nmf import planted
 from sklearn.decomposition import NMF, FastICA
+from sklearn.exceptions import NotFittedError
 
 from isogeom import _xp
 from isogeom.decomposition import ICA, PCA, SemiNMF, code_statistics, concept_importance, refine
@@ -265,3 +267,76 @@ def test_statistics_table(parts):
     np.testing.assert_array_equal(frame["density"], found.density)
     with pytest.raises(ValueError, match=r"duplicate=1\.5 must be at least 0 and at most 1"):
         code_statistics(codes, atoms, duplicate=1.5)
+
+
+# ---------------------------------------------------------------- refinement as a method
+
+
+def test_the_method_refines_as_the_function_does():
+    X, _ = planted(200, 8, 3, 0.4, 0)
+    early = np.random.default_rng(1).standard_normal((200, 5))
+    model = SemiNMF(3, random_state=0).fit(X)
+    for options in ({}, {"threshold": 0.2, "n_components": 2}, {"X_earlier": early, "n_components": 2}):
+        mine, theirs = model.refine(X, -1, **options), refine(model, X, -1, **options)
+        np.testing.assert_array_equal(mine.rows, theirs.rows)
+        assert mine.to_dict().keys() == theirs.to_dict().keys()
+        assert (mine.component, mine.cut, mine.share) == (theirs.component, theirs.cut, theirs.share)
+        np.testing.assert_array_equal(mine.estimator.components_, theirs.estimator.components_)
+    with pytest.raises(NotFittedError):
+        SemiNMF(3).refine(X, 0)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_refinement_keeps_names_and_containers(library):
+    frames = pytest.importorskip(library, reason=f"{library} is not installed")
+    X, _ = planted(200, 4, 3, 0.4, 0)
+    frame = frames.DataFrame({name: X[:, i] for i, name in enumerate("abcd")})
+    model = SemiNMF(3, random_state=0).set_output(transform=library).fit(frame)
+    found = model.refine(frame, 0, n_components=2)
+    assert list(found.estimator.feature_names_in_) == list("abcd")
+    table = found.estimator.transform(frame)
+    assert isinstance(table, frames.DataFrame)
+    assert list(table.columns) == ["seminmf0", "seminmf1"]
+    plain = SemiNMF(3, random_state=0).fit(X).refine(X, 0, n_components=2)
+    np.testing.assert_array_equal(found.rows, plain.rows)
+    np.testing.assert_array_equal(found.estimator.components_, plain.estimator.components_)
+    earlier = frames.DataFrame({"early": X[:, 0], "late": X[:, 1]})
+    assert list(model.refine(frame, 0, X_earlier=earlier).estimator.feature_names_in_) == ["early", "late"]
+
+
+# ---------------------------------------------------------------- statistics at any scale
+
+
+@pytest.mark.parametrize(("codes_by", "atoms_by"), [(2.0**700, 2.0**-700), (2.0**-660, 2.0**660), (2.0**400, 1.0)])
+def test_statistics_of_codes_and_atoms_of_any_size(as_array, parts, codes_by, atoms_by):
+    codes, _, atoms = parts
+    codes[codes < 0.5] = 0
+    plain = code_statistics(codes, atoms)
+    scaled = code_statistics(as_array(codes * codes_by), as_array(atoms * atoms_by))
+    for field in dataclasses.fields(plain):
+        unit = (codes_by * atoms_by) ** 2 if field.name == "unique_energy" else 1.0
+        np.testing.assert_allclose(getattr(scaled, field.name), getattr(plain, field.name) * unit, rtol=1e-9)
+
+
+def test_statistics_of_components_of_very_different_size(parts):
+    codes, _, atoms = parts
+    sizes = np.array([1e-200, 1.0, 1e200, 1e-100, 1e150])
+    plain, mixed = code_statistics(codes, atoms), code_statistics(codes * sizes, atoms / sizes[:, None])
+    for name in ("density", "energy_share", "unique_energy", "coherence", "nearest", "dead"):
+        np.testing.assert_allclose(getattr(mixed, name), getattr(plain, name), rtol=1e-9, err_msg=name)
+    # Rows of any size count alike.
+    rows = codes * np.logspace(-250, 250, 40)[:, None]
+    sizes = 1 / np.abs(rows).max(axis=0)
+    assert code_statistics(rows, atoms * sizes[:, None]).hoyer == pytest.approx(plain.hoyer, rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_energies_that_are_no_numbers_are_an_error(as_array, parts, scale):
+    codes, _, atoms = parts
+    with pytest.raises(
+        ValueError, match=r"codes times dictionary reach about 1e[+-](199|20\d).*multiply codes by 2\.0"
+    ) as e:
+        code_statistics(as_array(codes * scale), as_array(atoms))
+    factor = 2.0 ** float(re.search(r"2\.0\*\*(-?\d+)", str(e.value)).group(1))
+    found = code_statistics(as_array(codes * scale * factor), as_array(atoms))
+    np.testing.assert_allclose(found.energy_share, code_statistics(codes, atoms).energy_share, rtol=1e-9)

@@ -230,3 +230,44 @@ def test_whitening_does_not_depend_on_the_dtype_of_the_rows():
     pca = PCA(3, whiten=True).fit(rows)
     for dtype in (np.float64, np.float32):
         np.testing.assert_allclose(pca.transform(rows.astype(dtype)).std(axis=0, ddof=1), 1, rtol=1e-3)
+
+
+class TestChangedParameters:
+    @pytest.mark.parametrize(
+        ("n_components", "error", "message"),
+        [
+            (0, ValueError, "n_components=0 must be at least 1"),
+            (-3, ValueError, "n_components=-3 must be at least 1"),
+            (1.5, ValueError, "n_components=1.5 must lie strictly between 0 and 1"),
+            ("mle", TypeError, "n_components='mle' must be an integer"),
+        ],
+    )
+    def test_n_components_is_checked_when_a_stream_is_decomposed(self, X, n_components, error, message):
+        pca = PCA(2).partial_fit(X).set_params(n_components=n_components)
+        with pytest.raises(error, match=message):
+            pca.transform(X)
+        # Displays ask for attributes too.
+        assert "PCA" in pca._repr_html_()
+        assert not hasattr(pca, "components_")
+        for name in ("components_", "dictionary_"):
+            with pytest.raises(AttributeError, match=f"{name} cannot be computed: {message}"):
+                getattr(pca, name)
+        np.testing.assert_allclose(pca.set_params(n_components=3).transform(X), PCA(3).fit_transform(X), atol=1e-9)
+
+    def test_whiten_is_checked_at_every_use(self, X):
+        pca = PCA(2).partial_fit(X).set_params(whiten="yes")
+        message = "whiten='yes' must be one of False, True"
+        for use in (pca.transform, lambda X: pca.inverse_transform(X[:, :2]), pca.partial_fit, pca.fit):
+            with pytest.raises(ValueError, match=message):
+                use(X)
+        settled = PCA(2).fit(X).set_params(whiten="yes")
+        with pytest.raises(AttributeError, match=f"dictionary_ cannot be computed: {message}"):
+            settled.dictionary_  # noqa: B018
+        assert "PCA" in settled._repr_html_()
+
+
+def test_warnings_name_the_line_of_the_call():
+    pca = PCA(2, svd_solver="full").fit(np.eye(4))
+    with pytest.warns(RuntimeWarning, match="starts anew") as record:
+        pca.partial_fit(np.eye(4))
+    assert record[0].filename == __file__

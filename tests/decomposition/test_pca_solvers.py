@@ -1,5 +1,7 @@
 """The ways to a decomposition: they agree where they are exact, and weights count rows whatever the way."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy.linalg import subspace_angles
@@ -262,3 +264,74 @@ class TestStream:
 def test_bad_parameters_are_named(X, parameters, error, message):
     with pytest.raises(error, match=message):
         PCA(**parameters).fit(X)
+
+
+class TestScale:
+    @pytest.mark.parametrize("solver", SOLVERS)
+    @pytest.mark.parametrize("scale", [2.0**-500, 2.0**495])
+    def test_fits_scale_with_the_rows(self, X, as_array, solver, scale):
+        settings = {"svd_solver": solver, "random_state": 0}
+        plain, scaled = PCA(3, **settings).fit(as_array(X)), PCA(3, **settings).fit(as_array(X * scale))
+        for name, power in (("components_", 0), ("explained_variance_ratio_", 0), ("mean_", 1),
+                            ("singular_values_", 1), ("tail_energies_", 1), ("explained_variance_", 2)):  # fmt: skip
+            got, expected = (_xp.to_numpy(getattr(pca, name)) for pca in (scaled, plain))
+            atol = 1e-6 * np.abs(expected).max() if name == "tail_energies_" else 1e-13
+            np.testing.assert_allclose(got / scale**power, expected, rtol=1e-10, atol=atol, err_msg=name)
+
+    @pytest.mark.parametrize("solver", SOLVERS)
+    @pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-160, 1e160, 1e200, 1e300])
+    @pytest.mark.filterwarnings("error::RuntimeWarning")
+    def test_variances_that_are_no_numbers_are_an_error(self, X, as_array, solver, scale):
+        what = "overflow" if scale > 1 else "underflow"
+        pca = PCA(3, svd_solver=solver, random_state=0)
+        with pytest.raises(ValueError, match=rf"X spreads over about .*, whose squares {what}: rescale X first"):
+            pca.fit(as_array(X * scale))
+        assert not hasattr(pca, "components_")
+
+    @pytest.mark.parametrize("solver", SOLVERS)
+    @pytest.mark.parametrize("value", [0.0, 1e-200, 1e200, 1.7e308])
+    def test_equal_rows_are_no_error_at_any_scale(self, as_array, solver, value):
+        pca = PCA(2, svd_solver=solver, random_state=0).fit(as_array(np.full((5, 3), value)))
+        np.testing.assert_allclose(_xp.to_numpy(pca.explained_variance_) / max(value, 1e-300), 0, atol=1e-15)
+
+    def test_a_stream_names_the_scale_when_it_is_asked_for_results(self, X):
+        pca = PCA(2).partial_fit(X * 1e-200)
+        with pytest.raises(ValueError, match="squares underflow: rescale X"):
+            pca.transform(X)
+        with pytest.raises(ValueError, match="squares overflow: rescale X"):
+            PCA(2).partial_fit(X * 1e200)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("dtype", ["float16", "uint8", "int32", "bool"])
+def test_rows_of_other_dtypes_give_the_fit_of_their_values(as_array, solver, dtype):
+    rows = (np.random.default_rng(0).uniform(0, 250, (300, 8)) * 0.7 ** np.arange(8)).astype(dtype)
+    given = rows if dtype == "float16" else as_array(rows)
+    pca = PCA(2, svd_solver=solver, iterated_power=20, random_state=0).fit(given)
+    expected = PCA(2, svd_solver="full").fit(rows.astype(np.float64))
+    precise = dtype != "float16"
+    result = np.float64 if precise else np.float32
+    assert _xp.to_numpy(pca.components_).dtype == _xp.to_numpy(pca.transform(given)).dtype == result
+    np.testing.assert_allclose(
+        _xp.to_numpy(pca.explained_variance_), expected.explained_variance_, rtol=1e-9 if precise else 1e-5
+    )
+    np.testing.assert_allclose(
+        _xp.to_numpy(pca.transform(given)), expected.transform(rows.astype(np.float64)), atol=1e-7 if precise else 1e-2
+    )
+
+
+@pytest.mark.parametrize("solver", ["covariance", "randomized"])
+@pytest.mark.parametrize("dtype", ["float16", "uint8", "int16"])
+def test_a_memory_map_of_another_dtype_is_converted_block_by_block(tmp_path, solver, dtype):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 200, (60_000, 100)).astype(dtype))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    pca = PCA(3, svd_solver=solver, random_state=0)
+    tracemalloc.start()
+    pca.fit(mapped)
+    if solver == "covariance":
+        pca.partial_fit(mapped)
+    pca.transform(mapped)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # A copy in the dtype of the results would need 24 MB (float16) or 48 MB.
+    assert peak < 10e6
