@@ -39,6 +39,7 @@ HOMES = {
     "matplotlib": {"plotting"},
     "pandas": set(),
     "tqdm": {"gradients"},
+    "pynndescent": {"_neighbors"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -1,0 +1,76 @@
+"""Rows prepared for a search by products, and the rounding errors that their lower bounds allow for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from isogeom import _xp
+from isogeom._xp import Array
+
+# Rows whose median is the origin of products. Any origin gives the right answer; a central one gives tight bounds.
+_SAMPLE = 256
+# Entries of a block of differences.
+DIFFERENCES = 2**20
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Rows prepared for a search: shifted and scaled by a power of two, which leaves the order of distances alone.
+
+    Attributes
+    ----------
+    rows : array of shape (n, d)
+        The rows as they came.
+    shift : array of shape (d,)
+        Subtracted before products, in the accumulator's dtype; its values have a float32 representation.
+    scale : float
+        Power of two by which differences are multiplied: squares then neither overflow nor vanish.
+    """
+
+    rows: Array
+    shift: Array
+    scale: float
+
+    @classmethod
+    def of(cls, X: Array) -> Cloud:
+        """Prepare the rows of `X`; nothing of its size is copied."""
+        xp = _xp.array_namespace(X)
+        dtype = _xp.accumulator_dtype(xp, _xp.device(X))
+        scale = unit_scale(X)
+        n = int(X.shape[0])
+        # The median of rows from all over: a few massive rows would pull the mean away from all others.
+        chosen = np.unique(np.linspace(0, n - 1, min(n, _SAMPLE)).astype(np.int64))
+        sample = xp.take(X, _xp.asarray_like(chosen, X, dtype=xp.int64), axis=0)
+        middle = xp.sort(xp.astype(sample, dtype) * scale, axis=0)[len(chosen) // 2, :]
+        return cls(X, xp.astype(xp.astype(middle, xp.float32), dtype), scale)
+
+    def wide(self, rows: Array) -> Array:
+        """Return rows scaled, in the accumulator's dtype, not shifted."""
+        return _xp.array_namespace(rows).astype(rows, self.shift.dtype) * self.scale
+
+    def centred(self, rows: Array) -> Array:
+        """Return rows scaled and shifted, in the accumulator's dtype."""
+        return self.wide(rows) - self.shift
+
+
+def unit_scale(X: Array) -> float:
+    """Return the power of two that brings the largest entry of `X` between 1/2 and 1."""
+    xp = _xp.array_namespace(X)
+    largest = max(float(xp.max(xp.abs(block))) for block in _xp.row_blocks(X))
+    return 2.0 ** -int(np.frexp(largest)[1]) if 0 < largest < np.inf else 1.0
+
+
+def rounding(d: int, eps: float) -> float:
+    """Return the share of ``|x|^2 + |y|^2`` by which an expanded squared distance of rows can be wrong.
+
+    Products of length `d` accumulate at most ``d eps / 2``; storing the rows and norms, adding the three terms and
+    comparing with a limit, twelve more.
+    """
+    return (d / 2 + 12) * eps
+
+
+def smallest_normal(d: int, tiny: float) -> float:
+    """Return by how much an expanded squared distance can be wrong because products below `tiny` vanish."""
+    return 8 * (d + 4) * tiny

@@ -1,0 +1,160 @@
+"""Search of the neighbours of rows: duplicates, anchors, and the engine for the metric at hand."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from typing import Any
+
+import numpy as np
+
+from isogeom import _random, _xp
+from isogeom._neighbors._cloud import Cloud
+from isogeom._neighbors._duplicates import first_occurrences
+from isogeom._neighbors._exact import exact_neighbors
+from isogeom._neighbors._refine import refine
+from isogeom._validation import check_choice, check_integer
+from isogeom._xp import Array
+
+# Up to this many features, trees beat products.
+_TREE_FEATURES = 10
+
+
+def check_anchors(anchors: Any, n: int, random_state: Any) -> np.ndarray | None:
+    """Return the increasing positions of the anchors, None for all rows."""
+    if anchors is None:
+        return None
+    if isinstance(anchors, numbers.Integral) and not isinstance(anchors, bool):
+        count = check_integer(anchors, "anchors", low=1, high=n)
+        return np.sort(_random.check_rng(random_state, "random_state").choice(n, size=count, replace=False))
+    chosen = np.asarray(anchors)
+    if chosen.ndim != 1 or chosen.size == 0 or chosen.dtype.kind not in "iu":
+        raise ValueError("anchors must be None, an integer or a non-empty one-dimensional array of row positions.")
+    if chosen.min() < 0 or chosen.max() >= n:
+        raise ValueError(f"anchors must hold row positions from 0 to {n - 1}, got {chosen.min()} to {chosen.max()}.")
+    return np.unique(chosen)
+
+
+def distinct_rows(X: Array, duplicates: str) -> tuple[np.ndarray | None, int]:
+    """Apply the policy: return the positions of the rows to search (None for all) and the number of repeated rows."""
+    kept = first_occurrences(X)
+    n = int(X.shape[0])
+    report_duplicates(n - len(kept), n, duplicates)
+    if len(kept) < 3:
+        raise ValueError(f"X has {len(kept)} distinct row(s) among {n}: at least 3 are needed to compare distances.")
+    return (None if duplicates == "keep" or len(kept) == n else kept), n - len(kept)
+
+
+def report_duplicates(n_duplicates: int, n: int, duplicates: str) -> None:
+    """Raise if rows repeat and the policy forbids it."""
+    if n_duplicates and duplicates == "raise":
+        raise ValueError(f"{n_duplicates} of {n} rows repeat an earlier row: remove them, or pass duplicates='drop'.")
+
+
+def clip_neighbors(k: int, available: int, stacklevel: int = 4) -> int:
+    """Return `k`, or the number available with a warning."""
+    if k <= available:
+        return k
+    warnings.warn(
+        f"n_neighbors={k} is clipped to {available}, the number of other distinct rows.",
+        UserWarning,
+        stacklevel=stacklevel,
+    )
+    return available
+
+
+def search_rows(
+    X: Array, k: int, *, metric: str, duplicates: str, anchors: np.ndarray | None, n_jobs: int | None
+) -> dict[str, Any]:
+    """Return the fields of a table of exact neighbours."""
+    n = int(X.shape[0])
+    within, n_duplicates = distinct_rows(X, duplicates)
+    searched = np.arange(n) if within is None else within
+    own = searched if anchors is None else np.intersect1d(anchors, searched)
+    k = clip_neighbors(k, len(searched) - 1)
+    distances, indices = nearest(X, X, k, own=own, within=within, metric=metric, n_jobs=n_jobs)
+    return {
+        "distances": distances,
+        "indices": indices,
+        "queries": own,
+        "n_samples": n,
+        "n_reference": len(searched),
+        "n_duplicates": n_duplicates,
+    }
+
+
+def nearest(
+    X: Array,
+    queries: Array,
+    k: int,
+    *,
+    own: np.ndarray | None = None,
+    within: np.ndarray | None = None,
+    metric: str = "euclidean",
+    n_jobs: int | None = None,
+) -> tuple[Array, Array]:
+    """Return distances and positions of the `k` nearest rows of `X`.
+
+    With `own`, the queries are the rows of `X` at these positions, and a row is no neighbour of itself.
+    """
+    xp = _xp.array_namespace(X)
+    if metric == "euclidean" and not (_xp.is_numpy(xp) and X.shape[1] <= _TREE_FEATURES):
+        rows = queries if own is None else _take(X, own)
+        return exact_neighbors(Cloud.of(X), rows, k, own=own, within=within, n_jobs=n_jobs)
+    if not _xp.is_numpy(xp):
+        check_choice(metric, "metric", ("euclidean", "precomputed"))
+    return _by_scikit_learn(X, queries, k, own=own, within=within, metric=metric, n_jobs=n_jobs)
+
+
+def _take(X: Array, positions: np.ndarray) -> Array:
+    xp = _xp.array_namespace(X)
+    if len(positions) == X.shape[0]:
+        return X
+    return xp.take(X, _xp.asarray_like(positions, X, dtype=xp.int64), axis=0)
+
+
+def _by_scikit_learn(
+    X: np.ndarray,
+    queries: np.ndarray,
+    k: int,
+    *,
+    own: np.ndarray | None,
+    within: np.ndarray | None,
+    metric: str,
+    n_jobs: int | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.neighbors import NearestNeighbors
+
+    places = np.arange(X.shape[0]) if within is None else within
+    # Trees and pairwise metrics work in float64, and measure by differences.
+    rows = np.asarray(X if within is None else X[within], dtype=np.float64)
+    tree = metric == "euclidean"
+    finder = NearestNeighbors(metric=metric, algorithm="kd_tree" if tree else "auto", n_jobs=n_jobs).fit(rows)
+    # One more than needed shows whether a tie is cut.
+    size = min(k + (own is not None) + 1, len(places))
+    wanted = queries if own is None else rows if len(own) == len(places) else X[own]
+    distances, local = finder.kneighbors(np.asarray(wanted, dtype=np.float64), size)
+    indices = places[local]
+    if own is not None:
+        distances, indices = without_self(distances, indices, own)
+    cut = np.flatnonzero(distances[:, k - 1] == distances[:, -1]) if distances.shape[1] > k else np.zeros(0, dtype=int)
+    distances, indices = _settle(distances[:, :k], indices[:, :k])
+    if not (tree and cut.size):
+        return distances, indices
+    # Trees cut ties anywhere: which of the rows equally far comes in is for the position to say.
+    of_library = queries if own is None else _take(X, own)
+    return refine(Cloud.of(X), of_library, distances, indices, cut, own=own, within=within)
+
+
+def without_self(distances: np.ndarray, indices: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Drop from each row its own position (or, if ties at distance 0 pushed it out, the last neighbour)."""
+    mine = indices == own[:, np.newaxis]
+    mine[~mine.any(axis=1), -1] = True
+    shape = (len(own), indices.shape[1] - 1)
+    return distances[~mine].reshape(shape), indices[~mine].reshape(shape)
+
+
+def _settle(distances: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Put equal distances in order of position."""
+    order = np.lexsort((indices, distances), axis=1)
+    return np.take_along_axis(distances, order, axis=1), np.take_along_axis(indices, order, axis=1).astype(np.int64)
