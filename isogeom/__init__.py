@@ -3,6 +3,7 @@
 Sub-packages are loaded on first use, so that ``import isogeom`` stays light:
 
 - :mod:`isogeom.decomposition`: PCA, ICA, Semi-NMF;
+- :mod:`isogeom.dimension`: intrinsic dimension from one table of neighbours;
 - :mod:`isogeom.tangent`: tangent proxies and the alignment of gradients with them;
 - :mod:`isogeom.isotropy`: isotropy scores and effective ranks;
 - :mod:`isogeom.gradients`: activations and gradients of any torch model (needs the ``torch`` extra);
@@ -17,7 +18,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_SUBPACKAGES = ("datasets", "decomposition", "gradients", "isotropy", "plotting", "tangent")
+_SUBPACKAGES = ("datasets", "decomposition", "dimension", "gradients", "isotropy", "plotting", "tangent")
 _LAZY = {"Moments": "isogeom._moments"}
 
 __all__ = ["Moments", "__version__", *_SUBPACKAGES]

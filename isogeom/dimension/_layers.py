@@ -1,0 +1,169 @@
+"""Dimensions of many layers, on the same rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+
+from isogeom import _xp
+from isogeom._neighbors import NeighborTable
+from isogeom._neighbors._rows import check_anchors
+from isogeom._results import Result, _require
+from isogeom._validation import check_rows
+from isogeom.dimension._base import DimensionEstimator
+from isogeom.dimension._mle import MLE
+from isogeom.dimension._twonn import TwoNN
+
+
+@dataclass(frozen=True, eq=False)
+class LayerDimensions(Result):
+    """Intrinsic dimensions by layer and estimator; see :func:`layer_dimensions`.
+
+    Attributes
+    ----------
+    layer, estimator : ndarray of str
+        Which layer, and which estimator (its printed form), one entry per estimate.
+    dimension, lower, upper : ndarray of float
+        Estimate and ends of its confidence interval; NaN ends where an estimator gives none.
+    n_samples_used, n_neighbors : ndarray of int
+        Rows that entered, and neighbours in the shared table.
+    radius : ndarray of float
+        Mean distance to the last neighbour of the table, in the unit of the layer.
+    seconds : ndarray of float
+        Time of the estimate; that of the shared search is in `search_seconds`.
+    search_seconds : ndarray of float
+        Time of the search of the layer.
+    """
+
+    layer: np.ndarray
+    estimator: np.ndarray
+    dimension: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    n_samples_used: np.ndarray
+    n_neighbors: np.ndarray
+    radius: np.ndarray
+    seconds: np.ndarray
+    search_seconds: np.ndarray
+
+    def to_frame(self) -> Any:
+        """Return one row per layer and estimator as a :class:`pandas.DataFrame`.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        return _require("pandas", "to_frame()", "plot").DataFrame(dict(vars(self)))
+
+    def __str__(self) -> str:
+        width = max([len(str(name)) for name in self.layer] + [5])
+        lines = [f"{'layer':<{width}}  {'dimension':>9}  {'interval':^19}  estimator"]
+        for i in range(len(self.layer)):
+            ends = f"{self.lower[i]:.4g} to {self.upper[i]:.4g}"
+            lines.append(f"{self.layer[i]:<{width}}  {self.dimension[i]:>9.4g}  {ends:^19}  {self.estimator[i]}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
+
+
+def layer_dimensions(
+    layers: Mapping[str, Any],
+    *,
+    estimators: Sequence[DimensionEstimator] | None = None,
+    n_neighbors: int | None = None,
+    anchors: Any = None,
+    metric: str = "euclidean",
+    duplicates: str = "drop",
+    n_jobs: int | None = None,
+    random_state: Any = 0,
+) -> LayerDimensions:
+    """Estimate the dimension of several layers with several estimators, one search per layer.
+
+    Parameters
+    ----------
+    layers : mapping of str to array-like of shape (n_samples, n_features)
+        The rows of each layer, of any array library. If all have as many rows, the anchors are the same rows.
+    estimators : sequence of dimension estimators, default=None
+        They are cloned and fitted on the table of the layer. None for ``[TwoNN(method="mle"), MLE()]``.
+    n_neighbors : int, default=None
+        Size of the shared tables; None for the most that an estimator asks for.
+    anchors : int or array-like of int, default=None
+        Rows to use, among the neighbours of all rows: that many drawn at random, or these positions.
+    metric : str, default='euclidean'
+        'euclidean', or for numpy rows any metric of :func:`sklearn.metrics.pairwise_distances`.
+    duplicates : {'drop', 'raise', 'keep'}, default='drop'
+        What to do with rows that repeat an earlier row.
+    n_jobs : int, default=None
+        Number of threads; None for one, -1 for all cores.
+    random_state : int, RandomState instance, Generator or None, default=0
+        Draws the anchors.
+
+    Returns
+    -------
+    LayerDimensions
+        One estimate per layer and estimator, in the order given.
+
+    Raises
+    ------
+    TypeError
+        If `layers` is no mapping or an estimator is none of this package's.
+    ValueError
+        If `layers` is empty, or a layer cannot be estimated; the message names it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from isogeom.dimension import layer_dimensions
+    >>> rng = np.random.default_rng(0)
+    >>> Z = rng.random((1000, 3))
+    >>> layers = {f"block {i}": np.tanh(i * Z @ rng.standard_normal((3, 20))) for i in (1, 2)}
+    >>> table = layer_dimensions(layers, anchors=500)
+    >>> [str(name) for name in table.layer]
+    ['block 1', 'block 1', 'block 2', 'block 2']
+    """
+    if not isinstance(layers, Mapping):
+        raise TypeError(f"layers must map names to rows, got {type(layers).__name__}: pass {{'layer 0': X}}.")
+    if not layers:
+        raise ValueError("layers is empty: pass at least one name and its rows.")
+    models = [TwoNN(method="mle"), MLE()] if estimators is None else list(estimators)
+    for model in models:
+        if not isinstance(model, DimensionEstimator):
+            raise TypeError(f"estimators holds a {type(model).__name__}; pass estimators of isogeom.dimension.")
+    wanted = max(model._n_searched() for model in models) if n_neighbors is None else n_neighbors
+    rows: list[tuple[Any, ...]] = []
+    chosen: dict[int, Any] = {}
+    for name, X in layers.items():
+        try:
+            X = check_rows(X, name="X", min_samples=3, owner="layer_dimensions")
+            n = int(X.shape[0])
+            if n not in chosen:
+                chosen[n] = check_anchors(anchors, n, random_state)
+            rows += _layer(str(name), X, models, max(min(wanted, n - 1), 2), chosen[n], metric, duplicates, n_jobs)
+        except ValueError as error:
+            raise ValueError(f"Layer {name!r}: {error}") from error
+    return LayerDimensions(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def _layer(
+    name: str, X: Any, models: list[Any], k: int, anchors: Any, metric: str, duplicates: str, n_jobs: int | None
+) -> list[tuple[Any, ...]]:
+    begun = time.perf_counter()
+    table = NeighborTable.from_rows(X, k, metric=metric, duplicates=duplicates, anchors=anchors, n_jobs=n_jobs)
+    searched = time.perf_counter() - begun
+    radius = float(np.mean(_xp.to_numpy(table.distances[:, -1])))
+    rows = []
+    for model in models:
+        begun = time.perf_counter()
+        fitted = clone(model).fit(table)
+        spent = time.perf_counter() - begun
+        lower, upper = fitted.dimension_interval_ or (np.nan, np.nan)
+        label = " ".join(repr(model).split())
+        rows.append((name, label, fitted.dimension_, lower, upper, fitted.n_samples_used_, k, radius, spent, searched))
+    return rows
