@@ -1,0 +1,73 @@
+"""Estimates that are a function of the mean of one value per row, with the error of that mean carried over."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from isogeom._neighbors import NeighborTable
+from isogeom.dimension._base import Estimate
+from isogeom.dimension._dependence import inflation, normal_interval
+
+
+def usable(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values that are finite and positive, in float64, and the rows of the table they belong to.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than 3.
+    """
+    used = np.flatnonzero(np.isfinite(values) & (values > 0))
+    if len(used) < 3:
+        raise ValueError(f"Only {len(used)} row(s) have {k} neighbours at different positive distances: 3 are needed.")
+    return values[used].astype(np.float64), used
+
+
+def from_mean(
+    values: np.ndarray,
+    used: np.ndarray,
+    table: NeighborTable,
+    *,
+    rank: int,
+    dimension: float,
+    slope: float,
+    level: float,
+) -> Estimate:
+    """Return the estimate `dimension`, a function of the mean of `values` with derivative `slope` there.
+
+    Parameters
+    ----------
+    values, used : ndarray of shape (n_used,)
+        One value per row, and the rows of the table.
+    table : NeighborTable
+        The neighbours.
+    rank : int
+        Largest rank of a neighbour that a value depends on.
+    dimension, slope : float
+        Value and derivative of the function at the mean.
+    level : float
+        Confidence level.
+
+    Returns
+    -------
+    Estimate
+        Its nominal standard error is that of independent rows.
+    """
+    n = len(values)
+    nominal = abs(slope) * float(np.std(values, ddof=1)) / np.sqrt(n)
+    found = inflation(values, used, table, rank)
+    std = float(nominal * np.sqrt(found.ratio))
+    interval = normal_interval(dimension, std, found, level)
+    attributes = {"dimension_std_nominal_": float(nominal)}
+    return Estimate(dimension, std, interval, n, table.n_queries - n, attributes)
+
+
+def average(
+    inverses: np.ndarray, used: np.ndarray, table: NeighborTable, *, how: str, rank: int, level: float
+) -> Estimate:
+    """Return the mean of the dimensions of the rows ('mean'), or the inverse of the mean of their inverses."""
+    if how == "inverse":
+        dimension = float(1 / inverses.mean())
+        return from_mean(inverses, used, table, rank=rank, dimension=dimension, slope=dimension**2, level=level)
+    values = 1 / inverses
+    return from_mean(values, used, table, rank=rank, dimension=float(values.mean()), slope=1.0, level=level)
