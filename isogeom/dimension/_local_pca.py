@@ -1,0 +1,199 @@
+"""Dimension from the eigenvalues of the covariance of neighbourhoods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from isogeom import _xp
+from isogeom._neighbors import NeighborTable
+from isogeom._validation import check_choice, check_real
+from isogeom._xp import Array
+from isogeom.dimension._base import DimensionEstimator, Estimate
+from isogeom.dimension._dependence import Inflation, normal_interval
+from isogeom.dimension._participation import CORRECTIONS
+from isogeom.dimension._pca_products import patch_ratio, patch_spectra
+from isogeom.dimension._pca_rules import RULES, apply_rule
+from isogeom.dimension._rows_estimator import patches
+
+# Standard deviation of the median over that of the mean, for normal values.
+_MEDIAN_LOSS = float(np.sqrt(np.pi / 2))
+# Random signs that measure how much neighbourhoods overlap.
+_PROBES = 64
+_LOCAL_RULES = tuple(rule for rule in RULES if rule != "parallel")
+
+
+class LocalPCADimension(DimensionEstimator):
+    r"""Mean or median over rows of the dimension of their neighbourhoods, by a rule on the eigenvalues.
+
+    Parameters
+    ----------
+    rule : str, default='fukunaga_olsen'
+        Rule of :class:`PCADimension`; 'parallel' excepted.
+    threshold : float, default=None
+        Of 'share' (None for 0.95) and 'fukunaga_olsen' (0.05), 0 to 1.
+    statistic : {'mean', 'median'}, default='mean'
+        What `fit` makes of the local dimensions.
+    bias_correction : {None, 'samples', 'features', 'both'}, default=None
+        For 'participation', as in :class:`PCADimension`: with few rows per neighbourhood, 'samples' removes most bias.
+    n_neighbors_local : int, default=100
+        Number of rows of a neighbourhood, the row itself not counted; clipped to the number there is.
+    metric : str, default='euclidean'
+        'euclidean', or for numpy rows any metric of :func:`sklearn.metrics.pairwise_distances`.
+    duplicates : {'drop', 'raise', 'keep'}, default='drop'
+        What to do with rows that repeat an earlier row.
+    anchors : int or array-like of int, default=None
+        Rows whose neighbourhoods among all rows are used: that many drawn at random, or these positions. None for all.
+    confidence_level : float, default=0.95
+        Of `dimension_interval_`.
+    n_jobs : int, default=None
+        Number of threads of the search; None for one, -1 for all cores.
+    random_state : int, RandomState instance, Generator or None, default=0
+        Draws the anchors.
+
+    Attributes
+    ----------
+    dimension_ : float
+        Mean or median of the local dimensions.
+    dimension_std_ : float
+        Its standard error, corrected for the dependence of neighbourhoods that overlap. It says nothing of bias, and is
+        0 where a counting rule gives the same number everywhere.
+    dimension_interval_ : tuple of float
+        Confidence interval.
+    n_samples_used_ : int
+        Number of neighbourhoods.
+    n_samples_dropped_ : int
+        Number of neighbourhoods without variance.
+    n_duplicates_ : int
+        Number of rows that repeat an earlier row.
+    table_ : NeighborTable
+        The neighbours.
+    n_features_in_ : int
+        Number of features seen during `fit`.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the features, if `X` had string column names.
+
+    See Also
+    --------
+    PCADimension : The rules, on all rows at once.
+
+    Notes
+    -----
+    The eigenvalues of a neighbourhood of k rows are those of its centred Gram matrix if k is at most the number of
+    features, and of its covariance else; 'participation' needs none. A neighbourhood must have several times d rows and
+    be small beside the radius of curvature: counts saturate at k - 1, and curvature adds dimensions.
+
+    References
+    ----------
+    K. Fukunaga and D. R. Olsen, "An algorithm for finding intrinsic dimensionality of data", IEEE Transactions on
+    Computers C-20(2), 1971. :doi:`10.1109/T-C.1971.223208`
+
+    Examples
+    --------
+    >>> from isogeom.datasets import make_manifold
+    >>> from isogeom.dimension import LocalPCADimension
+    >>> X = make_manifold("M7", 1000).X  # a Swiss roll
+    >>> LocalPCADimension(n_neighbors_local=15, statistic="median").fit(X).dimension_
+    2.0
+    """
+
+    _needs_rows = True
+
+    def __init__(
+        self,
+        rule: str = "fukunaga_olsen",
+        threshold: float | None = None,
+        *,
+        statistic: str = "mean",
+        bias_correction: str | None = None,
+        n_neighbors_local: int = 100,
+        metric: str = "euclidean",
+        duplicates: str = "drop",
+        anchors: Any = None,
+        confidence_level: float = 0.95,
+        n_jobs: int | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.rule = rule
+        self.threshold = threshold
+        self.statistic = statistic
+        self.bias_correction = bias_correction
+        self.n_neighbors_local = n_neighbors_local
+        self.metric = metric
+        self.duplicates = duplicates
+        self.anchors = anchors
+        self.confidence_level = confidence_level
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_choice(self.rule, "rule", _LOCAL_RULES)
+        check_choice(self.statistic, "statistic", ("mean", "median"))
+        check_choice(self.bias_correction, "bias_correction", CORRECTIONS)
+        if self.threshold is not None:
+            check_real(self.threshold, "threshold", low=0, high=1)
+        if self.metric == "precomputed":
+            raise ValueError("metric='precomputed': LocalPCADimension needs rows, distances alone do not give them.")
+
+    def _n_needed(self) -> int:
+        return 2
+
+    def _n_searched(self) -> int:
+        return int(self.n_neighbors_local)
+
+    def _estimate(self, table: NeighborTable) -> Estimate:
+        k = min(int(self.n_neighbors_local), table.n_neighbors)
+        values = _xp.to_numpy(self._values(table.X, table.indices[:, :k])).astype(np.float64)
+        used = np.flatnonzero(np.isfinite(values))
+        if len(used) < 3:
+            raise ValueError(
+                f"Only {len(used)} neighbourhood(s) of {k} rows give a value by rule={self.rule!r}: 3 are needed. "
+                "Raise n_neighbors_local."
+            )
+        values = values[used]
+        neighbors = _xp.to_numpy(table.indices[:, :k])[used]
+        found = _overlap_inflation(values, neighbors, table.n_samples)
+        std = float(values.std(ddof=1) * np.sqrt(found.ratio / len(values)))
+        dimension = float(values.mean())
+        if self.statistic == "median":
+            dimension, std = float(np.median(values)), std * _MEDIAN_LOSS
+        interval = normal_interval(dimension, std, found, self.confidence_level)
+        return Estimate(dimension, std, interval, len(used), table.n_queries - len(used))
+
+    def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:  # noqa: ARG002
+        return self._values(self.table_.X, indices)
+
+    def _values(self, X: Array, indices: Array) -> Array:
+        threshold = RULES[self.rule] if self.threshold is None else float(self.threshold)
+        parts = []
+        for patch in patches(X, indices):
+            if self.rule == "participation":
+                parts.append(patch_ratio(patch, self.bias_correction))
+            else:
+                parts.append(apply_rule(self.rule, patch_spectra(patch), threshold))
+        return _xp.array_namespace(X).concat(parts, axis=0)
+
+
+def _overlap_inflation(values: np.ndarray, neighbors: np.ndarray, n: int) -> Inflation:
+    """Return the inflation of the variance of a mean over neighbourhoods that share rows.
+
+    Products of deviations are weighted by the share of rows that two neighbourhoods have in common. If a value is a
+    mean over the rows, covariances fall with the same share, so that their weighted sum is too small by a known factor,
+    the sum of the shares over that of their squares.
+    """
+    m, k = neighbors.shape
+    member = sp.csr_array((np.ones(m * k), neighbors.ravel(), np.arange(0, m * k + 1, k)), shape=(m, n))
+    deviations = values - values.mean()
+    own = float(deviations @ deviations)
+    shares = float(np.sum(member.sum(axis=0) ** 2)) / k
+    # The mean squared norm of a matrix times random signs is its squared Frobenius norm.
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(m, _PROBES))
+    squares = float(np.sum((member @ (member.T @ signs)) ** 2)) / (_PROBES * k * k)
+    freedom = max(m * m / shares - 1, 2.0)
+    if own == 0:
+        return Inflation(1.0, freedom)
+    weighted = float(np.sum((member.T @ deviations) ** 2)) / k
+    return Inflation(max(1.0, weighted / own * shares / squares), freedom)
