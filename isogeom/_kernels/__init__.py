@@ -23,6 +23,11 @@ _KERNELS: dict[str, tuple[str, float]] = {
     "nnls_solve": ("isogeom._kernels._nnls", 1e8),
     "nnls_sweep": ("isogeom._kernels._nnls", 1e8),
     "pair_squares": ("isogeom._kernels._scan", 1e8),
+    "patch_paths": ("isogeom._kernels._shortest_paths", 1e7),
+    "path_counts": ("isogeom._kernels._shortest_paths", 1e7),
+    "path_rows": ("isogeom._kernels._shortest_paths", 1e7),
+    "simplex_skewness": ("isogeom._kernels._simplex_skewness", 1e8),
+    "tight_inverses": ("isogeom._kernels._tight_inverses", 1e8),
 }
 
 
