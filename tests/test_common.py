@@ -7,6 +7,26 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from isogeom.decomposition import ICA, PCA, SemiNMF
+from isogeom.dimension import (
+    ABIDE,
+    ESS,
+    MADA,
+    MLE,
+    MOM,
+    TLE,
+    BinomialDimension,
+    CorrelationDimension,
+    DANCo,
+    FisherS,
+    GraphDistanceDimension,
+    Gride,
+    KNNGraphDimension,
+    LocalPCADimension,
+    MiND,
+    MSTDimension,
+    PCADimension,
+    TwoNN,
+)
 from isogeom.tangent import TangentProxy
 
 ESTIMATORS = [
@@ -29,6 +49,33 @@ ESTIMATORS = [
     TangentProxy(n_directions=0.5),
     SemiNMF(n_components=2, alpha=0),
     SemiNMF(n_components=3, ridge=0.1, center=True, chunk_size=7),
+    ABIDE(),
+    BinomialDimension(n_neighbors=6),
+    CorrelationDimension(),
+    DANCo(),
+    DANCo(5, rounded=False, angle_formula="published"),
+    ESS(),
+    ESS(5, "b", average="mean"),
+    FisherS(),
+    GraphDistanceDimension(),
+    Gride(),
+    Gride(n1=2, n_neighbors_local=5),
+    KNNGraphDimension(),
+    LocalPCADimension(),
+    MADA(),
+    MADA(5, average="mean"),
+    MLE(),
+    MLE(n_neighbors=5),
+    MOM(),
+    MOM(5, unbiased=False, average="mean"),
+    MSTDimension(),
+    MiND(),
+    MiND(5, "mli"),
+    PCADimension(),
+    TLE(),
+    TLE(5, average="mean"),
+    TwoNN(),
+    TwoNN("mle", n_neighbors_local=5),
 ]
 
 
@@ -40,7 +87,7 @@ def test_scikit_learn_checks(estimator, check):
 
 def test_every_public_estimator_is_checked():
     public = set()
-    for name in ("decomposition", "tangent", "isotropy"):
+    for name in ("decomposition", "dimension", "tangent", "isotropy"):
         module = importlib.import_module(f"isogeom.{name}")
         public |= {
             item

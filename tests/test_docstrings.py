@@ -16,7 +16,7 @@ CHECKS = {
 
 
 def public_objects():
-    for name in ("", "datasets", "decomposition", "gradients", "isotropy", "plotting", "tangent"):
+    for name in ("", "datasets", "decomposition", "dimension", "gradients", "isotropy", "plotting", "tangent"):
         path = f"isogeom.{name}".rstrip(".")
         module = importlib.import_module(path)
         for attribute in module.__all__:
@@ -47,7 +47,7 @@ def test_docstring_is_complete(path):
 @pytest.mark.parametrize("path", OBJECTS)
 def test_public_objects_have_an_example(path):
     item = OBJECTS[path]
-    if path.endswith(("Result", "_scorer", "SiteRows")):
+    if path.endswith(("Result", "_scorer", "SiteRows", "IDProfile", "LayerDimensions")):
         assert inspect.getdoc(item)
     else:
         assert ">>>" in inspect.getdoc(item)

@@ -61,6 +61,14 @@ def test_the_user_guide_runs_as_typed():
     assert all(a <= b + 1e-12 for a, b in zip(names["curve"], names["curve"][1:]))
 
 
+def test_the_page_on_dimension_runs_as_typed():
+    names = {}
+    for block in code_blocks("docs/dimension.md"):
+        exec(block, names)
+    assert all(3 < value < 5 for value in names["dimensions"].values())
+    assert names["features"].shape == (2000, 51)
+
+
 def test_doctests_of_the_docs():
     import doctest
 
