@@ -15,7 +15,7 @@ from scipy.spatial import cKDTree
 
 from isogeom.dimension import MLE, BinomialDimension, Gride, NeighborTable, TwoNN
 
-N_SAMPLES, N_NEIGHBORS = 1000, 40
+N_SAMPLES, N_NEIGHBORS = 1000, 64
 MODELS = {
     "TwoNN linear": TwoNN(),
     "TwoNN mle": TwoNN("mle"),
