@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import numbers
 import sys
 import warnings
@@ -166,7 +167,10 @@ def _check_finite(X: Array, name: str, owner: str | None) -> None:
     if not _xp.is_real_floating(xp, X):
         return
     for block in _xp.row_blocks(X, max(_xp.BLOCK_ROWS, _FINITE_ELEMENTS // max(int(X.shape[1]), 1))):
-        if bool(xp.all(xp.isfinite(block))):
+        # A finite sum has no NaN and no infinity in it; a sum that overflowed says nothing.
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(xp.sum(block))
+        if math.isfinite(total) or bool(xp.all(xp.isfinite(block))):
             continue
         if not _xp.is_foreign(X):
             assert_all_finite(block, input_name=name, estimator_name=owner)

@@ -15,6 +15,8 @@ import numpy as np
 
 # Systems from this size on go to LAPACK.
 LAPACK_SIDE = 24
+# Rows that sweep together, and elements of them: they stay in the first cache, and their products on one thread.
+SWEEP_ROWS, SWEEP_ELEMENTS = 256, 2**13
 
 
 def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,20 +155,34 @@ def _face_step(G, g, z, enter, face):
 
 @_jit
 def nnls_sweep(G, P, Z, alpha, sweeps):
-    """Return `Z` after sweeps of coordinate descent on every row; a row that stops moving is left early."""
+    """Return `Z` after sweeps of coordinate descent on every row.
+
+    Many rows move along one coordinate together: one after the other, each would wait for its own last step.
+    """
     n, k = P.shape
-    Z = Z.copy()
-    g = np.empty(k)
-    for i in range(n):
-        z = Z[i]
-        for a in range(k):
-            g[a] = alpha[a] - P[i, a]
-        for j in range(k):
-            if z[j] != 0.0:
-                for a in range(k):
-                    g[a] += z[j] * G[j, a]
-        _descend(G, z, g, sweeps)
-    return Z
+    lanes = max(1, min(n, SWEEP_ROWS, SWEEP_ELEMENTS // k))
+    out = np.empty((n, k))
+    q, z, g = np.zeros((k, lanes)), np.zeros((k, lanes)), np.empty(lanes)
+    for first in range(0, n, lanes):
+        # Lanes beyond the last row go on with former rows, and are not read.
+        m = min(lanes, n - first)
+        for a in range(m):
+            for j in range(k):
+                q[j, a] = alpha[j] - P[first + a, j]
+                z[j, a] = Z[first + a, j]
+        for _ in range(sweeps):
+            for j in range(k):
+                if G[j, j] <= 0.0:
+                    continue
+                step = 1.0 / G[j, j]
+                np.dot(G[j], z, out=g)
+                row, linear = z[j], q[j]
+                for a in range(lanes):
+                    row[a] = max(row[a] - (g[a] + linear[a]) * step, 0.0)
+        for a in range(m):
+            for j in range(k):
+                out[first + a, j] = z[j, a]
+    return out
 
 
 @_jit

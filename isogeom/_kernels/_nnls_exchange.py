@@ -64,11 +64,14 @@ def _solve(A, q, face, m, M, inverse, x):
             out[b] = row[face[b]]
         out[m] = -q[face[a]]
     _eliminate(M, inverse, m)
-    for a in range(m - 1, -1, -1):
-        row, total = M[a], M[a, m]
-        for b in range(a + 1, m):
-            total -= row[b] * x[b]
-        x[a] = total * inverse[a]
+    for a in range(m):
+        x[a] = M[a, m]
+    # Down the columns: along a row, each product would wait for the sum of those before.
+    for b in range(m - 1, -1, -1):
+        x[b] *= inverse[b]
+        last = x[b]
+        for a in range(b):
+            x[a] -= M[a, b] * last
 
 
 @_jit
@@ -168,7 +171,12 @@ def nnls_exchange(G, H, P, U, guess, alpha, tol, most):
     Z, residuals = np.zeros((n, k)), np.zeros(n)
     q, values, g, step, residual = np.empty(k), np.empty(k), np.empty(k), np.empty(k), np.empty(k)
     x, inverse, M = np.empty(k), np.empty(k), np.zeros((k, k + 8))
-    everywhere, face, inside = np.arange(k), np.empty(k + 1, dtype=np.int64), np.empty(k, dtype=np.int64)
+    # Unsigned: an index that may be negative is compared with zero every time.
+    everywhere, face, inside = (
+        np.arange(k).astype(np.uint64),
+        np.empty(k + 1, dtype=np.uint64),
+        np.empty(k, dtype=np.int64),
+    )
     for i in range(n):
         p, u, z = P[i], U[i], Z[i]
         top = 0.0

@@ -45,7 +45,8 @@ class Statistics:
         xp = _xp.array_namespace(Z, rows)
         transposed = xp.matrix_transpose(Z)
         self.A = self.A + xp.matmul(transposed, Z)
-        self.B = self.B + xp.astype(xp.matmul(xp.astype(transposed, rows.dtype), rows), self.B.dtype)
+        products = xp.matmul(xp.astype(transposed, rows.dtype, copy=False), rows)
+        self.B = self.B + xp.astype(products, self.B.dtype, copy=False)
         self.sums = self.sums + xp.sum(Z, axis=0)
 
     def take(self, order: Array) -> Statistics:

@@ -249,6 +249,8 @@ def gram_solver(
     solve, compiled = _method(xp, unit, tol, max_sweeps, algorithm, n_rows)
     height = max(1, min(_BLOCK_ROWS, _BLOCK_ELEMENTS // int(gram.shape[0]))) if compiled else _BLOCK_ROWS
     shortest = float(xp.min(scale))
+    dead = xp.linalg.diagonal(unit) <= 0
+    some_dead = bool(xp.any(dead))
 
     def solve_blocks(P: Array, start: Array | None = None) -> tuple[Array, float, int]:
         codes, worst, most = [], 0.0, 0
@@ -263,9 +265,9 @@ def gram_solver(
             if compiled:
                 rows, guess = xp.ascontiguousarray(rows), None if guess is None else xp.ascontiguousarray(guess)
             Z, residuals, sweeps = solve(rows, guess, l1)
-            worst = max(worst, float(xp.max(residuals)), _unbounded(xp, unit, rows, l1))
+            worst = max(worst, float(xp.max(residuals)), _unbounded(xp, dead, rows, l1) if some_dead else 0.0)
             most = max(most, int(sweeps))
-            _check_range(xp, Z, scale, down)
+            _check_range(xp, Z, scale, shortest, down)
             Z = Z / scale
             codes.append(Z if down == 1 else Z / down)
         return codes[0] if len(codes) == 1 else xp.concat(codes, axis=0), worst, most
@@ -279,9 +281,9 @@ def _down(largest: float, shortest: float) -> float:
     return math.ldexp(1.0, -excess) if excess > 0 else 1.0
 
 
-def _check_range(xp: Namespace, Z: Array, scale: Array, down: float) -> None:
+def _check_range(xp: Namespace, Z: Array, scale: Array, shortest: float, down: float) -> None:
     """Raise where codes `Z` of unit atoms and scaled rows overflow in the units of the caller."""
-    limit, largest, shortest = float(xp.finfo(Z.dtype).max) * down, float(xp.max(Z)), float(xp.min(scale))
+    limit, largest = float(xp.finfo(Z.dtype).max) * down, float(xp.max(Z))
     if largest > limit * min(shortest, 1.0) and bool(xp.any(Z > limit * xp.minimum(scale, xp.ones_like(scale)))):
         raise ValueError(
             f"Codes overflow {Z.dtype}: they reach {largest / down:.3g} for atoms of norm 1, and the shortest atom has "
@@ -329,11 +331,8 @@ def _method(
     return exchange, True
 
 
-def _unbounded(xp: Namespace, unit: Array, rows: Array, l1: Array) -> float:
+def _unbounded(xp: Namespace, dead: Array, rows: Array, l1: Array) -> float:
     """Return the largest residual of zero atoms: codes of theirs that would pay have no limit, and stay 0."""
-    dead = xp.linalg.diagonal(unit) <= 0
-    if not bool(xp.any(dead)):
-        return 0.0
     top = xp.max(xp.abs(rows), axis=1)
     gain = xp.max(xp.where(dead, rows - l1, xp.zeros_like(rows)), axis=1)
     return max(0.0, float(xp.max(gain / xp.where(top > 0, top, xp.ones_like(top)))))

@@ -8,7 +8,7 @@ from typing import Any
 
 from isogeom import _xp
 from isogeom._linalg import row_norms
-from isogeom._xp import Array
+from isogeom._xp import Array, Namespace
 from isogeom.decomposition._alternation import Statistics
 from isogeom.decomposition._certificates import unique_energies
 from isogeom.decomposition._nnls import gram_solver
@@ -62,22 +62,36 @@ def encode(rows: Rows, D: Array, penalty: float, ridge: float, dtype: Any) -> tu
     solve = gram_solver(coefficients(rows, D, ridge), alpha=penalty, n_rows=rows.shape[0])
     codes, worst = [], 0.0
     for raw in rows.raw():
-        for piece in _xp.row_blocks(raw, _ENCODE_ROWS):
-            # Wide times tall runs faster than tall times narrow.
-            products = xp.matmul(D, xp.matrix_transpose(lift(rows, piece)))
-            Z, residual, _ = solve(xp.matrix_transpose(products))
-            codes.append(xp.astype(Z if unit == 1 else Z * unit, dtype))
-            worst = max(worst, residual)
-    return (codes[0] if len(codes) == 1 else xp.concat(codes, axis=0)), worst
+        # Wide times tall runs faster than tall times narrow.
+        pieces = _xp.row_blocks(raw, _ENCODE_ROWS)
+        products = [xp.matmul(D, xp.matrix_transpose(lift(rows, piece))) for piece in pieces]
+        Z, residual, _ = solve(xp.matrix_transpose(_joined(xp, products, axis=1)))
+        codes.append(xp.astype(Z if unit == 1 else Z * unit, dtype, copy=False))
+        worst = max(worst, residual)
+    return _joined(xp, codes, axis=0), worst
+
+
+def _joined(xp: Namespace, parts: list[Array], axis: int) -> Array:
+    return parts[0] if len(parts) == 1 else xp.concat(parts, axis=axis)
 
 
 def measure(
-    rows: Rows, D: Array, penalty: float, ridge: float, *, keep: bool = False, explicit: bool = False
+    rows: Rows,
+    D: Array,
+    penalty: float,
+    ridge: float,
+    *,
+    keep: bool = False,
+    explicit: bool = False,
+    guess: Array | None = None,
+    span: tuple[Array, Array] | None = None,
 ) -> Coding:
     """Return everything that is measured on the exact codes, in one pass over the rows, and the codes if `keep`.
 
     Unless codes are kept, products with float32 rows are made in float32: what is summed over the rows does not need
     more. A small error is measured again on explicit residuals (a second pass): differences of sums would lose it.
+    Codes near the solution (`guess`) save time. So do orthonormal axes and the scores of the rows on them (`span`): the
+    products with atoms in the span of the axes, up to the rounding of float32, are those of the scores.
 
     Cancellation is the mean over the rows of ``sum_j z_ij |d_j| / |x_i|``; zero rows are left out.
     """
@@ -85,19 +99,23 @@ def measure(
     gram, columns, codes = coefficients(rows, D, ridge), xp.matrix_transpose(D), []
     solve = gram_solver(gram, alpha=penalty, n_rows=rows.shape[0])
     exact = keep or explicit or not _is_apart(rows, gram)
+    inside = None if exact or span is None else _inside(D, span[0])
     statistics, worst, error, squares, ratio = Statistics.zeros(D), 0.0, 0.0, 0.0, 0.0
-    n_live, n_used, lengths, single = 0, 0, row_norms(D), False
+    n_live, n_used, lengths, single, first = 0, 0, row_norms(D), False, 0
     for raw in rows.raw():
-        block = lift(rows, raw) if exact else cheap(rows, raw)
-        single = single or block.dtype != rows.dtype
-        P = xp.astype(xp.matmul(block, xp.astype(columns, block.dtype)), rows.dtype)
-        Z, residual, _ = solve(P)
+        block, norms = _lifted(rows, raw) if exact else cheap(rows, raw)
+        place = slice(first, first + int(block.shape[0]))
+        single, first = single or block.dtype != rows.dtype, place.stop
+        if inside is None or span is None or block.dtype == rows.dtype:
+            P = xp.astype(xp.matmul(block, xp.astype(columns, block.dtype)), rows.dtype, copy=False)
+        else:
+            P = xp.matmul(span[1][place, :], inside)
+        Z, residual, _ = solve(P, None if guess is None else guess[place, :])
         worst = max(worst, residual)
         statistics.add(Z, block)
-        norms = xp.astype(xp.vecdot(block, block), rows.dtype)
         squares += float(xp.sum(norms))
         # The sum of Z * P stands for that of D * (Z.T @ X).
-        error += float(xp.sum((block - xp.matmul(Z, D)) ** 2 if explicit else -2 * Z * P))
+        error += float(xp.sum((block - xp.matmul(Z, D)) ** 2) if explicit else -2 * xp.sum(xp.vecdot(Z, P)))
         norms = xp.sqrt(norms)
         live = norms > 0
         mass = xp.matmul(Z, lengths) / xp.where(live, norms, xp.ones_like(norms))
@@ -109,10 +127,24 @@ def measure(
     if not explicit:
         error = max(squares + error + float(xp.sum(xp.matmul(D, columns) * statistics.A)), 0.0)
         if error <= (_SMALL_ERROR_SINGLE if single else _SMALL_ERROR) * squares:
-            return measure(rows, D, penalty, ridge, keep=keep, explicit=True)
-    Z = None if not keep else codes[0] if len(codes) == 1 else xp.concat(codes, axis=0)
+            return measure(rows, D, penalty, ridge, keep=keep, explicit=True, guess=guess)
+    Z = _joined(xp, codes, axis=0) if keep else None
     n, k = rows.shape[0], int(D.shape[0])
     return Coding(Z, statistics, worst, squares, math.sqrt(error), ratio / max(n_live, 1), n_used / (n * k))
+
+
+def _lifted(rows: Rows, block: Array) -> tuple[Array, Array]:
+    """Return a block of ``rows.raw()`` in the accumulator's dtype, and its squared norms."""
+    block = lift(rows, block)
+    return block, rows.xp.vecdot(block, block)
+
+
+def _inside(D: Array, axes: Array) -> Array | None:
+    """Return the coordinates of the atoms on the axes, as columns; None unless they lie in the span of these."""
+    xp = _xp.array_namespace(D, axes)
+    coordinates = xp.matmul(axes, xp.matrix_transpose(D))
+    outside = D - xp.matmul(xp.matrix_transpose(coordinates), axes)
+    return coordinates if float(xp.max(row_norms(outside))) <= float(xp.finfo(xp.float32).eps) else None
 
 
 def _is_apart(rows: Rows, gram: Array) -> bool:

@@ -13,8 +13,8 @@ from isogeom._linalg import eigh_descending, fix_signs
 from isogeom._xp import Array, Namespace
 from isogeom.decomposition._semi_rows import Rows
 
-# Rows and passes of the search for a first guess, columns beyond those asked for, and passes over all rows.
-_SAMPLE, _SAMPLE_PASSES, _EXTRA, _PASSES = 1024, 3, 8, 3
+# Rows and passes of the search for a first guess, fewest columns beyond those asked for, and passes over all rows.
+_SAMPLE, _SAMPLE_PASSES, _EXTRA, _PASSES = 1024, 3, 4, 3
 # Entries below which the Gram matrix is as fast; features per direction from which thin products are faster.
 _SIZE, _THIN = 2**20, 6
 # The spectrum must drop to this share behind the last direction: each pass divides the error by about its inverse.
@@ -31,7 +31,7 @@ _ACCURACY = 1e-7
 
 def lift(rows: Rows, block: Array) -> Array:
     """Return a block of ``rows.raw()`` in the accumulator's dtype and centred: one reading serves both."""
-    lifted = rows.xp.astype(block, rows.dtype)
+    lifted = rows.xp.astype(block, rows.dtype, copy=rows.batched)
     return lifted if rows.mean is None else lifted - rows.mean
 
 
@@ -76,14 +76,16 @@ def is_single(rows: Rows, block: Array) -> bool:
     return rows.mean is None and block.dtype == rows.xp.float32 and _xp.float32_products_exact(rows.xp)
 
 
-def cheap(rows: Rows, block: Array) -> Array:
-    """Return a block of ``rows.raw()`` as it is if float32 products do for it and its squares, else lifted."""
+def cheap(rows: Rows, block: Array) -> tuple[Array, Array]:
+    """Return a block of ``rows.raw()`` as it is if float32 products do for it, else lifted; and its squared norms."""
+    xp = rows.xp
     if is_single(rows, block):
         with np.errstate(over="ignore", under="ignore"):
-            most = float(rows.xp.max(rows.xp.vecdot(block, block)))
-        if _LEAST_SQUARE < most < 1 / _LEAST_SQUARE:
-            return block
-    return lift(rows, block)
+            squares = xp.vecdot(block, block)
+        if _LEAST_SQUARE < float(xp.max(squares)) < 1 / _LEAST_SQUARE:
+            return block, xp.astype(squares, rows.dtype)
+    block = lift(rows, block)
+    return block, xp.vecdot(block, block)
 
 
 @dataclass(frozen=True)
@@ -105,33 +107,57 @@ def thin_directions(rows: Rows, count: int) -> Thin | None:
     become negligible soon, or products in the dtype of the rows are not accurate enough.
     """
     xp, (n, d) = rows.xp, rows.shape
-    width = count + _EXTRA
+    # A multiple of 8: the inner loops of products have no remainder.
+    width = -(-(count + _EXTRA) // 8) * 8
     first = next(iter(rows.raw()))
     if not is_single(rows, first) or n * d < _SIZE or width * _THIN > d or n <= _SAMPLE:
         return None
-    basis = _guess(rows, n, width, count)
+    basis, sizes, settled = _guess(rows, n, width, count), None, False
     for _ in range(_PASSES if basis is not None else 0):
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            norms, squares, scores, cross, gram = _thin_products(rows, basis)
+            sizes, scores, cross, gram = _thin_products(rows, basis, sizes, only_scores=settled)
+        norms, squares = sizes
         if not n * _LEAST_SQUARE < squares < 1 / _LEAST_SQUARE:
             return None
-        values, turn = _ritz(xp, gram, xp.astype(basis, rows.dtype))
-        axes = xp.matmul(turn, xp.matrix_transpose(xp.astype(basis, rows.dtype)))[:count, :]
-        missed = xp.matmul(turn, cross)[:count, :] - xp.expand_dims(values[:count], axis=1) * axes
+        wide = xp.astype(basis, rows.dtype)
+        values, turn = _ritz(xp, gram, wide)
+        axes = xp.matmul(turn, xp.matrix_transpose(wide))[:count, :]
         tail = squares - float(xp.sum(values[:count]))
         # The next value is known from below only: twice that much is taken for its limit.
-        gap = float(values[count - 1]) - 2 * float(values[count])
+        beyond = 2 * float(values[count])
+        gap = float(values[count - 1]) - beyond
         if tail < _LEAST_TAIL * squares or gap <= 0:
             return None
-        if float(xp.sum(missed * missed)) <= _ACCURACY * tail * gap:
-            final = fix_signs(axes)
-            # The signs of the turn follow those of the directions.
-            signs = xp.sum(axes * final, axis=1, keepdims=True)
-            columns = xp.astype(xp.matrix_transpose(turn[:count, :] * signs), first.dtype)
-            inside = xp.concat([xp.astype(xp.matmul(Y, columns), rows.dtype) for Y in scores], axis=0)
-            return Thin(final, values[:count], inside, squares, norms)
+        if not settled:
+            missed = xp.matmul(turn, cross)[:count, :] - xp.expand_dims(values[:count], axis=1) * axes
+            missed = float(xp.sum(missed * missed))
+        if settled or missed <= _ACCURACY * tail * gap:
+            return _finish(rows, axes, values[:count], turn[:count, :], scores, squares, norms)
         basis = xp.astype(xp.linalg.qr(xp.matrix_transpose(cross))[0], first.dtype)
+        # The residual over the gap bounds the sine of the angle to the leading directions (Davis and Kahan). The
+        # product with the Gram matrix divided its tangent by the drop of the spectrum; energy is lost with its square.
+        sine = missed / gap**2
+        angle = sine / (1 - sine) * (beyond / float(values[count - 1])) ** 2 if sine < 1 else math.inf
+        settled = float(values[0]) * angle <= _ACCURACY * tail
     return None
+
+
+def _finish(
+    rows: Rows, axes: Array, values: Array, turn: Array, scores: list[Array], squares: float, norms: float
+) -> Thin:
+    """Return the directions with the signs they shall have, and the scores on them."""
+    xp, final = rows.xp, fix_signs(axes)
+    # The signs of the turn follow those of the directions.
+    signs = xp.sum(axes * final, axis=1, keepdims=True)
+    columns = xp.matrix_transpose(turn * signs)
+    # A rounded turn would shift the scores of all rows alike.
+    inside = xp.empty((rows.shape[0], axes.shape[0]), dtype=rows.dtype, device=rows.device)
+    start = 0
+    for Y in scores:
+        stop = start + int(Y.shape[0])
+        inside[start:stop, :] = xp.matmul(xp.astype(Y, rows.dtype), columns)
+        start = stop
+    return Thin(final, values, inside, squares, norms)
 
 
 def _guess(rows: Rows, n: int, width: int, count: int) -> Array | None:
@@ -155,23 +181,30 @@ def _guess(rows: Rows, n: int, width: int, count: int) -> Array | None:
     return basis if float(values[count]) <= _DROP * float(values[count - 1]) else None
 
 
-def _thin_products(rows: Rows, basis: Array) -> tuple[float, float, list[Array], Array, Array]:
-    """Return sums over the rows: norms, squared norms; ``Y = X @ basis`` in blocks, ``Y.T @ X`` and ``Y.T @ Y``."""
+def _thin_products(
+    rows: Rows, basis: Array, sizes: tuple[float, float] | None, *, only_scores: bool
+) -> tuple[tuple[float, float], list[Array], Array, Array]:
+    """Return the sums of norms and of squared norms; ``Y = X @ basis`` in blocks, ``Y.T @ X`` and ``Y.T @ Y``.
+
+    The first are computed where `sizes` does not have them already, ``Y.T @ X`` (else zero) unless `only_scores`.
+    """
     xp = rows.xp
     cross = xp.zeros((basis.shape[1], basis.shape[0]), dtype=rows.dtype, device=rows.device)
     gram = xp.zeros((basis.shape[1], basis.shape[1]), dtype=rows.dtype, device=rows.device)
     norms, squares = 0.0, 0.0
     kept = []
     for block in rows.raw():
-        lengths = xp.astype(xp.vecdot(block, block), rows.dtype)
-        norms, squares = norms + float(xp.sum(xp.sqrt(lengths))), squares + float(xp.sum(lengths))
+        if sizes is None:
+            lengths = xp.astype(xp.vecdot(block, block), rows.dtype)
+            norms, squares = norms + float(xp.sum(xp.sqrt(lengths))), squares + float(xp.sum(lengths))
         scores = xp.matmul(block, basis)
-        cross = cross + xp.astype(xp.matmul(xp.matrix_transpose(scores), block), rows.dtype)
+        if not only_scores:
+            cross = cross + xp.astype(xp.matmul(xp.matrix_transpose(scores), block), rows.dtype)
         kept.append(scores)
         # Sums of squares of one sign lose a digit in float32.
         scores = xp.astype(scores, rows.dtype)
         gram = gram + xp.matmul(xp.matrix_transpose(scores), scores)
-    return norms, squares, kept, cross, gram
+    return (norms, squares) if sizes is None else sizes, kept, cross, gram
 
 
 def _ritz(xp: Namespace, gram: Array, basis: Array) -> tuple[Array, Array]:

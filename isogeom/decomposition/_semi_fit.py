@@ -10,6 +10,7 @@ import numpy as np
 from isogeom import _xp
 from isogeom._validation import Steps, check_choice, check_integer, check_real, check_rows
 from isogeom._xp import Array
+from isogeom.decomposition._alternation import State
 from isogeom.decomposition._certificates import Survey, survey
 from isogeom.decomposition._semi_codes import Coding, atom_energies, encode, measure
 from isogeom.decomposition._semi_directions import moderate
@@ -116,10 +117,10 @@ def fit_rows(
     penalty = settings.alpha * facts.mean_norm
     task = Task(k, penalty, settings.ridge, settings.max_iter, settings.tol, min(_WINDOW, settings.max_iter), step)
     state, reason = solve(rows, facts, task, init=init, n_init=settings.n_init, rng=rng)
-    facts = replace(facts, scores=None)
-    D, path, decrease = state.D, state.path, state.decrease
+    path, decrease = state.path, state.decrease
+    components, coding, energies = _order(rows, state, facts, task, settings.sort_by, like.dtype, keep)
     del state
-    components, coding, energies = _order(rows, D, task, settings.sort_by, like.dtype, keep)
+    facts = replace(facts, scores=None)
     # No fit of this rank is below the bound: where rounding says so, the bound is what rounding has raised.
     facts = replace(facts, tail=min(facts.tail, coding.error**2))
     mean = rows.mean
@@ -132,11 +133,15 @@ def fit_rows(
     return Outcome(components, coding, energies, facts, mean, penalty, path, decrease, reason)
 
 
-def _order(rows: Rows, D: Array, task: Task, sort_by: str, dtype: Any, keep: bool) -> tuple[Array, Coding, Array]:
+def _order(
+    rows: Rows, state: State, facts: Survey, task: Task, sort_by: str, dtype: Any, keep: bool
+) -> tuple[Array, Coding, Array]:
     """Return the atoms by falling energy of their exact codes, those codes and the energies."""
-    xp = rows.xp
+    xp, D = rows.xp, state.D
     components = xp.astype(D, dtype)
-    coding = measure(rows, xp.astype(components, D.dtype), task.penalty, task.ridge)
+    span = None if facts.scores is None else (facts.axes, facts.scores)
+    rounded = xp.astype(components, D.dtype)
+    coding = measure(rows, rounded, task.penalty, task.ridge, guess=state.Z, span=span)
     energies = atom_energies(coding.statistics.A, xp.astype(components, D.dtype), sort_by)
     order = xp.argsort(energies, descending=True, stable=True)
     components, energies = xp.take(components, order, axis=0), xp.take(energies, order)

@@ -111,7 +111,8 @@ class Rows:
         """Yield the place of every block among all rows, and the block in the accumulator's dtype."""
         first = 0
         for block in self.raw():
-            rows = self.xp.astype(block, self.dtype)
+            # The buffer of joined batches is filled again: what is yielded must not change with it.
+            rows = self.xp.astype(block, self.dtype, copy=self.batched)
             last = first + int(rows.shape[0])
             yield slice(first, last), (rows if self.mean is None else rows - self.mean)
             first = last

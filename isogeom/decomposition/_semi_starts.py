@@ -11,6 +11,8 @@ from isogeom.decomposition._starts import unit_rows
 
 # Steps of the search for a half-space, and the work (multiplications) it may take.
 _SEARCH_STEPS, _SEARCH_WORK = 200, 1e8
+# Rows from which the search first runs on the worst ones, and number of these.
+_MANY_ROWS, _WORST_ROWS = 8192, 2048
 # Smallest cosine between a row and the normal of the half-space; singular value, relative to the first, that counts.
 _MARGIN, _RANK = 1e-6, 1e-9
 
@@ -69,23 +71,42 @@ def half_space(C: Array) -> Array | None:
     """Return y with ``C @ y > 0`` for every nonzero row of `C`, or None if none was found.
 
     The mean direction and the first axis are tried, then the point of the convex hull of the row directions that is
-    nearest to the origin is approached (von Neumann's algorithm): it is such a y if one exists.
+    nearest to the origin is approached (von Neumann's algorithm): it is such a y if one exists. A half-space of many
+    rows is one of those that stand worst to the mean direction: where these have none, the others are not looked at.
     """
     xp = _xp.array_namespace(C)
-    norms = row_norms(C)
+    norms = xp.sqrt(xp.vecdot(C, C))
     live = xp.nonzero(norms > _RANK * xp.max(norms))[0]
-    if live.shape[0] == 0:
+    n, width = int(live.shape[0]), int(C.shape[1])
+    if n == 0:
         return None
-    W = xp.take(C, live, axis=0) / xp.expand_dims(xp.take(norms, live, axis=0), axis=1)
-    mean = xp.mean(W, axis=0)
-    first = xp.zeros_like(mean)
-    first[0] = 1.0 if float(mean[0]) >= 0 else -1.0
-    for y in (xp.sum(C, axis=0), first):
+    if n < C.shape[0]:
+        C, norms = xp.take(C, live, axis=0), xp.take(norms, live, axis=0)
+    first = xp.zeros_like(C[0, :])
+    first[0] = 1.0 if float(xp.sum(C[:, 0] / norms)) >= 0 else -1.0
+    total = xp.sum(C, axis=0)
+    cosines = xp.matmul(C, total) / norms
+    for y, products in ((total, cosines), (first, C[:, 0] * first[0] / norms)):
         size = float(xp.linalg.vector_norm(y))
-        if size > 0 and float(xp.min(xp.matmul(W, y))) > _MARGIN * size:
+        if size > 0 and float(xp.min(products)) > _MARGIN * size:
             return y / size
-    y = mean
-    for _ in range(int(min(_SEARCH_STEPS, max(10, _SEARCH_WORK // (W.shape[0] * W.shape[1]))))):
+    steps = int(min(_SEARCH_STEPS, max(10, _SEARCH_WORK // (n * width))))
+    if n >= _MANY_ROWS:
+        worst = xp.argsort(cosines, stable=True)[:_WORST_ROWS]
+        W = xp.take(C, worst, axis=0) / xp.expand_dims(xp.take(norms, worst, axis=0), axis=1)
+        if _nearest(W, steps) is None:
+            return None
+    return _nearest(C / xp.expand_dims(norms, axis=1), steps)
+
+
+def _nearest(W: Array, steps: int) -> Array | None:
+    """Approach the point of the convex hull of the unit rows that is nearest to the origin, until all are on its side.
+
+    None if that takes more than so many steps.
+    """
+    xp = _xp.array_namespace(W)
+    y = xp.mean(W, axis=0)
+    for _ in range(steps):
         products = xp.matmul(W, y)
         worst = int(xp.argmin(products))
         size = float(xp.linalg.vector_norm(y))
@@ -110,11 +131,11 @@ def closed_start(C: Array, axes: Array, k: int) -> tuple[Array, Array] | None:
     if int(axes.shape[0]) < k:
         return None
     C, axes = C[:, :k], axes[:k, :]
-    size = xp.sqrt(xp.sum(C * C, axis=0))
-    if float(xp.min(size)) <= _RANK * float(xp.max(size)):
-        return None
     y = half_space(C)
     if y is None:
+        return None
+    size = xp.sqrt(xp.sum(C * C, axis=0))
+    if float(xp.min(size)) <= _RANK * float(xp.max(size)):
         return None
     # Scaling the columns of U and y in opposite ways changes neither the products nor their signs.
     U, y = C / size, y * size

@@ -71,6 +71,41 @@ def test_directions_are_left_to_the_gram_matrix_where_thin_products_do_not_prove
     np.testing.assert_allclose(facts.bound, svd_error(slow_decay.astype(float), 6), rtol=1e-6)
 
 
+def test_proof_in_advance_ends_where_a_proof_afterwards_would(rows, monkeypatch):
+    settled, products = [], _semi_directions._thin_products
+
+    def watched(*args, only_scores):
+        settled.append(only_scores)
+        return products(*args, only_scores=only_scores)
+
+    monkeypatch.setattr(_semi_directions, "_thin_products", watched)
+    fast = thin_directions(Rows.of_array(rows), 6)
+    # What was promised for a last pass holds: the tail is known to its accuracy.
+    true = np.sum(np.linalg.svd(rows.astype(float), compute_uv=False)[6:] ** 2)
+    np.testing.assert_allclose(fast.squares - np.sum(fast.values), true, rtol=1e-6)
+    assert settled == [False, True]
+    monkeypatch.setattr(_semi_directions, "_thin_products", lambda *a, only_scores: products(*a, only_scores=False))
+    slow = thin_directions(Rows.of_array(rows), 6)
+    np.testing.assert_allclose(fast.values, slow.values, rtol=1e-12)
+    np.testing.assert_allclose(fast.scores, slow.scores, atol=1e-12)
+
+
+def test_scores_stand_for_rows_where_atoms_lie_in_their_span(rows):
+    found = thin_directions(Rows.of_array(rows), 6)
+    turn = np.random.default_rng(0).standard_normal((6, 6))
+    inside = turn @ found.axes
+    inside /= np.linalg.norm(inside, axis=1, keepdims=True)
+    outside = np.random.default_rng(1).standard_normal((6, 400)) / 20
+    span, guess = (found.axes, found.scores), np.ones((len(rows), 6))
+    for D, rtol in ((inside, 1e-7), (outside, 1e-14)):
+        direct = measure(Rows.of_array(rows), D, 0.01, 0.0)
+        quick = measure(Rows.of_array(rows), D, 0.01, 0.0, guess=guess, span=span)
+        np.testing.assert_allclose(quick.error, direct.error, rtol=rtol)
+        np.testing.assert_allclose(quick.statistics.A, direct.statistics.A, atol=1e-6 * direct.statistics.A.max())
+        np.testing.assert_allclose(quick.statistics.B, direct.statistics.B, atol=1e-6 * abs(direct.statistics.B).max())
+        np.testing.assert_allclose(quick.cancellation, direct.cancellation, rtol=1e-6)
+
+
 def test_a_basis_that_misses_a_direction_goes_on_until_it_is_found(rows, monkeypatch):
     monkeypatch.setattr(_semi_directions, "_SAMPLE_PASSES", 1)
     monkeypatch.setattr(_semi_directions, "_PASSES", 8)
@@ -97,7 +132,7 @@ def test_float32_products_change_what_is_measured_by_rounding_only(rows, monkeyp
 def test_blocks_whose_squares_leave_float32_are_lifted(rows):
     for factor, dtype in ((1, np.float32), (1e-20, np.float64), (1e22, np.float64)):
         X = rows[:10] * np.float32(factor)
-        assert cheap(Rows.of_array(X), X).dtype == dtype
+        assert cheap(Rows.of_array(X), X)[0].dtype == dtype
 
 
 # ---------------------------------------------------------------- units

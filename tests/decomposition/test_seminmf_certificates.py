@@ -94,6 +94,19 @@ def test_closed_form_needs_full_rank_and_a_half_space():
 
 
 @pytest.mark.parametrize("seed", range(5))
+def test_half_space_of_many_rows_is_found_or_denied_by_the_worst_of_them(seed):
+    rng = np.random.default_rng(seed)
+    C = rng.standard_normal((10_000, 4)) * [1.0, 1.0, 1.0, 0.2]
+    normal = np.array([0.1, -0.2, 0.3, 0.9]) / np.sqrt(0.95)
+    C += (np.clip(0.5 - C @ normal, 0, None) * (1 + rng.random(10_000)))[:, None] * normal
+    found = half_space(C)
+    assert found is not None
+    assert np.all(C @ found > 0)
+    # One row and its opposite: no half-space holds both.
+    assert half_space(np.concatenate([C, -C[:1]])) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_half_space_is_found_when_neither_mean_nor_axis_gives_it(seed):
     rng = np.random.default_rng(seed)
     y = np.array([1.0, 0.0, 0.0])
