@@ -47,7 +47,7 @@ def test_docstring_is_complete(path):
 @pytest.mark.parametrize("path", OBJECTS)
 def test_public_objects_have_an_example(path):
     item = OBJECTS[path]
-    if path.endswith(("Result", "_scorer", "SiteRows", "IDProfile", "LayerDimensions")):
+    if path.endswith(("Result", "_scorer", "SiteRows", "SiteMoments", "IDProfile", "LayerDimensions")):
         assert inspect.getdoc(item)
     else:
         assert ">>>" in inspect.getdoc(item)

@@ -11,8 +11,27 @@ try:
 except ImportError as exc:
     raise ImportError("isogeom.gradients needs PyTorch: pip install 'isogeom[torch]'") from exc
 
+from isogeom.gradients._embedding import EmbeddingUpdateResult, embedding_update
 from isogeom.gradients._harvest import harvest
+from isogeom.gradients._invariance import BatchInvarianceResult, check_batch_invariance
 from isogeom.gradients._probes import first_linear, probes, weight_sites
+from isogeom.gradients._reading import ShardedRows, open_harvest
+from isogeom.gradients._reduce import HarvestMoments, SiteMoments
 from isogeom.gradients._result import Harvest, SiteRows
 
-__all__ = ["Harvest", "SiteRows", "first_linear", "harvest", "probes", "weight_sites"]
+__all__ = [
+    "BatchInvarianceResult",
+    "EmbeddingUpdateResult",
+    "Harvest",
+    "HarvestMoments",
+    "ShardedRows",
+    "SiteMoments",
+    "SiteRows",
+    "check_batch_invariance",
+    "embedding_update",
+    "first_linear",
+    "harvest",
+    "open_harvest",
+    "probes",
+    "weight_sites",
+]

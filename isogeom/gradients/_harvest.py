@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import operator
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from isogeom.gradients._losses import BatchInfo, Loss, causal_targets, move_batch, read_batch, resolve_loss, sum_loss
-from isogeom.gradients._result import BatchRows, Harvest, RowStore
+from isogeom.gradients._fingerprint import fingerprint
+from isogeom.gradients._losses import Loss, move_batch, read_batch, sum_loss
+from isogeom.gradients._options import Options, check_options
+from isogeom.gradients._reduce import HarvestMoments, MomentStore
+from isogeom.gradients._reduce_store import MomentDiskStore
+from isogeom.gradients._result import Harvest
+from isogeom.gradients._rowstore import RowStore
+from isogeom.gradients._sampling import BatchRows, batch_seed
 from isogeom.gradients._sites import Capture, Site, resolve_sites
+from isogeom.gradients._store import DiskStore
 
-_KINDS = ("activations", "gradients")
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
@@ -28,14 +32,22 @@ def harvest(
     batches: Iterable[Any],
     sites: Iterable[str],
     *,
+    collect: Iterable[str] = ("act", "grad"),
     loss: str | Loss = "causal-lm",
-    collect: Iterable[str] = ("activations", "gradients"),
+    rows: str = "tokens",
     mask: Callable[[Any], Tensor] | None = None,
+    label_mask: bool = False,
     exclude_token_ids: Iterable[int] | None = None,
+    positions: slice | Iterable[int] | None = None,
     max_rows: int | None = None,
+    sample_rate: float | None = None,
+    batches_per_shard: int = 16,
     seed: int = 0,
-    progress: bool = False,
-) -> Harvest:
+    dtype: str = "float32",
+    out: str | os.PathLike[str] | None = None,
+    reduce: str | None = None,
+    progress: bool | None = None,
+) -> Any:
     r"""Collect aligned activation and gradient rows at named sites of a model.
 
     Parameters
@@ -47,7 +59,8 @@ def harvest(
     batches : iterable of mappings, tuples, lists or tensors
         Batch-first (a sequence-first model whose batch is as long as its sequences cannot be told apart, and would give
         rows with the wrong meta); tensors are moved to the model's device and mappings become dicts. The batch size
-        is the first length of ``input_ids``, else of the attention mask, else of the first tensor.
+        is the first length of ``input_ids``, else of the attention mask, else of the first tensor. Integers of shape
+        (batch,) under the key ``sample_id`` replace the count of samples, for several processes that share a data set.
     sites : list of str
         Names from ``model.named_modules()``, each with an optional suffix:
 
@@ -60,41 +73,70 @@ def harvest(
         Without an item, the one floating tensor of shape (batch, seq, d) or (batch, d) is taken. Parts of a name may be
         globs: ``"blocks.*"`` is all blocks (``*`` does not cross a dot). The empty name, as in ``":out[logits]"``, is
         the model itself.
+    collect : iterable of {"act", "grad"}, default=("act", "grad")
+        ``"activations"`` and ``"gradients"`` are the same. With activations only, nothing is differentiated.
     loss : {"causal-lm", "masked-lm"} or callable, default="causal-lm"
         A callable ``(model, batch) -> Tensor`` runs the model once and returns a scalar or losses of any shape, which
         are **summed**, so that a row does not depend on which samples share its batch; return sums or one loss per
         token, since a mean makes every gradient row smaller in a larger batch. The presets take mappings with
-        ``input_ids``, pass all but ``labels`` to the model and sum the float32 cross-entropy of its logits over the
-        targets: the next token (of ``labels``, if given, else ``input_ids``; both tokens real by ``attention_mask``),
-        or for ``"masked-lm"`` every real position of ``labels``; targets of -100 are left out.
-    collect : iterable of {"activations", "gradients"}, default=("activations", "gradients")
-        With activations only, nothing is differentiated.
+        ``input_ids``, pass all but ``labels`` and ``sample_id`` to the model and sum the float32 cross-entropy of its
+        logits over the targets: the next token (of ``labels``, if given, else ``input_ids``; both tokens real by
+        ``attention_mask``), or for ``"masked-lm"`` every real position of ``labels``; targets of -100 are left out.
+    rows : {"tokens", "mean", "last", "all"}, default="tokens"
+        ``"tokens"``: one row per real token. ``"mean"``: one per sample, the mean of its kept rows, of activations and
+        gradients alike (times their number, the mean gradient is the derivative along a common shift of them).
+        ``"last"``: the last kept row of every sample. ``"all"``: every row, padding and last positions included. One
+        rule holds for activations and gradients, so that they stay aligned.
     mask : callable or None, default=None
         ``(batch) -> bool tensor`` of shape (batch, seq), or (batch,) for sites of that shape: the rows to keep. None
         keeps the real tokens by ``attention_mask``, if the batch has one. With ``"causal-lm"`` a row also needs a real
         next token, with either mask: the last position predicts nothing and its gradient is exactly 0.
+    label_mask : bool, default=False
+        Keep only rows with a label: where ``labels`` is not -100; for ``"causal-lm"``, where that of the next token is
+        not.
     exclude_token_ids : iterable of int or None, default=None
         Rows of these tokens are dropped (special tokens, for instance). Token ids are ``input_ids`` of a mapping, else
         the first integer tensor of shape (batch, seq).
+    positions : slice, list of int or None, default=None
+        Positions to keep, counted from the first real token of each sample, so that padding on the left changes
+        nothing; negative ones from its last real token.
     max_rows : int or None, default=None
         Keep at most so many rows: those with the smallest hash of (seed, sample, position), a uniform sample without
         replacement [1]_, [2]_ that is the same at every site and checkpoint and for every batch size. At most one batch
-        more is held in memory.
+        more is held in memory; on disk, shards hold candidates until the end.
+    sample_rate : float or None, default=None
+        Keep each row with this probability, by the same hash: likewise the same rows everywhere, and a part of those of
+        any larger rate.
+    batches_per_shard : int, default=16
+        Batches per block of a folder: what an interruption costs at most.
     seed : int, default=0
-        Seed of the row sample, and of torch's random state during the call.
-    progress : bool, default=False
-        Show a progress bar with the row count and the loss.
+        Seed of the row sample, and, with the number of the batch, of torch's random state in every batch.
+    dtype : {"float32", "float16", "bfloat16"}, default="float32"
+        How rows are stored. An overflow of float16 is an error; below 6e-8 it holds 0. ``"bfloat16"`` is for folders
+        and is read as float32.
+    out : path or None, default=None
+        Folder for the rows, new or of an interrupted call, which is then continued: blocks on disk are not computed
+        again, and the result is the same to the last bit. `batches` must start over, with the same contents. A folder
+        made with other options, another model or other batches is refused; a damaged shard is harvested again, with
+        a warning.
+    reduce : {None, "moments"}, default=None
+        ``"moments"`` keeps count, mean, scatter and the cross products of activations and gradients instead of rows.
+    progress : bool or None, default=None
+        Show a progress bar with the row count and the loss. None shows one in a terminal or notebook if tqdm is there.
 
     Returns
     -------
-    Harvest
-        Mapping from site to rows, float32 on the host; see :class:`Harvest`.
+    Harvest or HarvestMoments
+        Mapping from site to rows on the host, float32 unless `dtype` says otherwise, read-only memory maps from `out`;
+        see :class:`Harvest`. With ``reduce="moments"``, to moments; see :class:`HarvestMoments`.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is not as described; if sites disagree on the shape of their rows; if a kept activation, a kept
-        gradient or a loss is not finite; if there is no batch or no row.
+        gradient or a loss is not finite; if there is no batch or no row; if `out` holds anything else.
+    OSError
+        If a shard cannot be written, for a full disk for instance. What is on disk stays valid.
     RuntimeError
         If a site does not run exactly once per forward pass, has no gradient, or the loss has none; the message has the
         reasons.
@@ -145,88 +187,87 @@ def harvest(
     True
     """
     model = _check_model(model)
-    options = _check_options(loss, collect, mask, exclude_token_ids, max_rows, seed)
+    options = check_options(
+        collect=collect,
+        loss=loss,
+        rows=rows,
+        mask=mask,
+        label_mask=label_mask,
+        exclude_token_ids=exclude_token_ids,
+        positions=positions,
+        max_rows=max_rows,
+        sample_rate=sample_rate,
+        batches_per_shard=batches_per_shard,
+        seed=seed,
+        dtype=dtype,
+        out=out,
+        reduce=reduce,
+    )
     if isinstance(batches, (str, bytes, Mapping, Tensor)) or not isinstance(batches, Iterable):
         raise TypeError(
             f"batches must be an iterable of batches, got one {type(batches).__name__}; for a single batch pass [batch]"
         )
-    capture = Capture(resolve_sites(model, sites), options.collect)
+    capture = Capture(resolve_sites(model, sites), frozenset(options.kinds))
     if options.gradients and torch.is_inference_mode_enabled():
         raise RuntimeError(
             "harvest cannot collect gradients inside torch.inference_mode(); leave it, or use torch.no_grad()"
         )
-    bar = _progress_bar(batches) if progress else None
-    store, losses = RowStore(options.max_rows), []
     with ExitStack() as stack:
+        sink = _sink(stack, model, capture.sites, options)
         _prepare(stack, model, capture.sites, options)
         capture.attach(stack)
-        first_sample = 0
-        for batch_id, batch in enumerate(batches if bar is None else bar):
-            batch = move_batch(batch, _device(model), batch_id)
-            info = read_batch(batch, batch_id, with_attention=options.causal or options.mask is None)
-            rows = options.rows(batch, info, batch_id, first_sample, store.threshold)
-            losses.append(_run_batch(model, batch, capture, rows, info.n_samples, options))
-            store.add(rows.selection, capture.arrays)
-            first_sample += info.n_samples
-            if bar is not None:
-                bar.set_postfix(rows=store.n_rows, loss=f"{np.mean(losses):.4g}")
+        return _run(model, batches, capture, sink, options, progress)
+
+
+def _sink(stack: ExitStack, model: nn.Module, sites: list[Site], options: Options) -> Any:
+    """Return what takes the rows: memory, moments or a folder."""
+    if options.out is not None:
+        names = [site.name for site in sites]
+        mark = fingerprint(model, {"sites": names, **options.given})
+        store = (DiskStore if options.reduce is None else MomentDiskStore)(
+            options.out, mark, names, list(options.kinds)
+        )
+        store.open(stack)
+        return store
+    return RowStore(options.rule.budget, options.dtype) if options.reduce is None else MomentStore()
+
+
+def _run(
+    model: nn.Module, batches: Iterable[Any], capture: Capture, sink: Any, options: Options, progress: bool | None
+) -> Harvest | HarvestMoments:
+    """Run the batches that are not known yet."""
+    bar, losses, first_sample, own_ids = _progress_bar(batches, progress), [], 0, set()
+    for batch_id, batch in enumerate(batches if bar is None else bar):
+        loss = sink.known(batch_id, batch)
+        moved = move_batch(batch, _device(model) if loss is None else torch.device("cpu"), batch_id)
+        info = read_batch(moved, batch_id, with_attention=options.needs_attention)
+        own_ids.add(info.sample_ids is not None)
+        if len(own_ids) > 1:
+            raise ValueError(f"batch {batch_id}: either every batch brings its own sample_id, or none does")
+        if loss is None:
+            rows = options.batch_rows(moved, info, batch_id, first_sample, sink.threshold)
+            loss = _run_batch(model, moved, capture, rows, options, info.n_samples)
+            sink.add(rows.selection, rows.selection.pool(capture.arrays), batch_id, info.n_samples, loss)
+        losses.append(loss)
+        first_sample += info.n_samples
+        if bar is not None:
+            bar.set_postfix(rows=sink.n_rows, loss=f"{np.mean(losses):.4g}")
     if not losses:
         raise ValueError("batches is empty: there is nothing to harvest (a generator can be consumed only once)")
-    if not store.n_rows:
-        raise ValueError("no row is left: mask, attention_mask and exclude_token_ids drop every row of every batch")
-    return store.finish([site.name for site in capture.sites], losses)
-
-
-@dataclass(frozen=True)
-class _Options:
-    """The checked options of a call."""
-
-    loss: Loss
-    causal: bool
-    collect: frozenset[str]
-    mask: Callable[[Any], Tensor] | None
-    exclude: NDArray[np.int64] | None
-    max_rows: int | None
-    seed: int
-
-    @property
-    def gradients(self) -> bool:
-        return "gradients" in self.collect
-
-    def rows(
-        self, batch: Any, info: BatchInfo, batch_id: int, first_sample: int, threshold: np.uint64 | None
-    ) -> BatchRows:
-        real = info.attention
-        if self.causal and info.token_ids is not None:
-            known = torch.ones_like(info.token_ids, dtype=torch.bool) if info.attention is None else info.attention
-            real = causal_targets(known)
-        return BatchRows(
-            batch_id=batch_id,
-            first_sample=first_sample,
-            token_ids=None if info.token_ids is None else info.token_ids.cpu().numpy().astype(np.int64),
-            token_mask=None if real is None else real.cpu().numpy(),
-            row_mask=None if self.mask is None else _call_mask(self.mask, batch, batch_id),
-            exclude=self.exclude,
-            seed=self.seed,
-            budget=self.max_rows,
-            threshold=threshold,
+    if not sink.n_rows:
+        raise ValueError(
+            "no row is left: mask, attention_mask, label_mask, exclude_token_ids, positions or sample_rate drop every "
+            "row of every batch"
         )
-
-
-def _call_mask(mask: Callable[[Any], Tensor], batch: Any, batch_id: int) -> NDArray[np.bool_]:
-    with torch.no_grad():
-        keep = mask(batch)
-    if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
-        got = keep.dtype if isinstance(keep, Tensor) else type(keep).__name__
-        raise TypeError(f"mask must return a bool tensor, got {got} for batch {batch_id}")
-    result: NDArray[np.bool_] = keep.cpu().numpy()
+    result: Harvest | HarvestMoments = sink.finish([s.name for s in capture.sites], losses, own_ids=own_ids == {True})
     return result
 
 
 def _run_batch(
-    model: nn.Module, batch: Any, capture: Capture, rows: BatchRows, n_samples: int, options: _Options
+    model: nn.Module, batch: Any, capture: Capture, rows: BatchRows, options: Options, n_samples: int
 ) -> float:
     """Run one batch forward and, for gradients, backward; return its mean loss."""
+    _seed(model, batch_seed(options.rule.seed, rows.batch_id))
     with torch.set_grad_enabled(options.gradients):
         capture.begin(rows, n_samples)
         value = options.loss(model, batch)
@@ -242,14 +283,9 @@ def _run_batch(
     return mean
 
 
-def _prepare(stack: ExitStack, model: nn.Module, sites: list[Site], options: _Options) -> None:
-    """Set evaluation mode, random state and, for ':in' gradients, trainable flags; `stack` undoes all of it."""
-    tensors = [*model.parameters(), *model.buffers()]
-    devices = sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
-    stack.enter_context(torch.random.fork_rng(devices=devices))
-    torch.default_generator.manual_seed(options.seed)
-    for index in devices:
-        torch.cuda.default_generators[index].manual_seed(options.seed)
+def _prepare(stack: ExitStack, model: nn.Module, sites: list[Site], options: Options) -> None:
+    """Set evaluation mode and, for ':in' gradients, trainable flags; `stack` undoes all, and all use of chance."""
+    stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(model)))
     for module in model.modules():
         # Not model.eval(): a train() of the user's own may do more than set the flag, and must not run twice.
         stack.callback(setattr, module, "training", module.training)
@@ -263,6 +299,18 @@ def _prepare(stack: ExitStack, model: nn.Module, sites: list[Site], options: _Op
     if "torch._dynamo" in sys.modules:
         # Compiled submodules would run without our hooks. Asking only if the compiler is loaded spares its slow import.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+def _cuda_devices(model: nn.Module) -> list[int]:
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
+
+
+def _seed(model: nn.Module, seed: int) -> None:
+    """Seed every batch by itself: what was harvested before a resumed call draws nothing any more."""
+    torch.default_generator.manual_seed(seed)
+    for index in _cuda_devices(model):
+        torch.cuda.default_generators[index].manual_seed(seed)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -287,43 +335,16 @@ def _check_model(model: Any) -> nn.Module:
     return model
 
 
-def _check_options(loss: Any, collect: Any, mask: Any, exclude: Any, max_rows: Any, seed: Any) -> _Options:
-    if isinstance(collect, str) or not isinstance(collect, Iterable):
-        raise TypeError(f"collect must be a tuple with some of {_KINDS}, got {collect!r}")
-    kinds = list(collect)
-    if not kinds or any(kind not in _KINDS for kind in kinds):
-        raise ValueError(f"collect must hold some of {_KINDS}, got {tuple(kinds)!r}")
-    if mask is not None and not callable(mask):
-        raise TypeError(f"mask must be None or a callable (batch) -> bool tensor, got {type(mask).__name__}")
-    if exclude is not None and (isinstance(exclude, (str, bytes)) or not isinstance(exclude, Iterable)):
-        raise TypeError(f"exclude_token_ids must be a list of token ids, got {exclude!r}")
-    ids = [_integer("exclude_token_ids", item, -(2**63), 2**63 - 1) for item in (() if exclude is None else exclude)]
-    return _Options(
-        loss=resolve_loss(loss),
-        causal=isinstance(loss, str) and loss == "causal-lm",
-        collect=frozenset(kinds),
-        mask=mask,
-        exclude=np.array(ids, dtype=np.int64) if ids else None,
-        max_rows=None if max_rows is None else _integer("max_rows", max_rows, 1, sys.maxsize),
-        seed=_integer("seed", seed, 0, 2**64 - 1),
-    )
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if not low <= number <= high:
-        raise ValueError(f"{name} must be between {low} and {high}, got {value!r}")
-    return number
-
-
-def _progress_bar(batches: Iterable[Any]) -> Any:
+def _progress_bar(batches: Iterable[Any], progress: bool | None) -> Any:
+    wanted = progress
+    if progress is None:
+        wanted = "ipykernel" in sys.modules or bool(sys.stderr is not None and sys.stderr.isatty())
+    if not wanted:
+        return None
     try:
         from tqdm.auto import tqdm
     except ImportError as exc:
+        if progress is None:
+            return None
         raise ImportError("progress=True needs tqdm: pip install 'isogeom[torch]', or pass progress=False") from exc
     return tqdm(batches, desc="harvest", unit="batch")

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
-_IGNORED = -100  # the index that torch's cross-entropy and the data collators of transformers leave out
+IGNORED = -100  # the index that torch's cross-entropy and the data collators of transformers leave out
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class BatchInfo:
     n_samples: int
     token_ids: Tensor | None
     attention: Tensor | None  # bool, (batch, seq)
+    sample_ids: Tensor | None = None  # (batch,), the batch's own
 
 
 def move_batch(batch: Any, device: torch.device, batch_id: int) -> Any:
@@ -51,21 +52,41 @@ def _move(value: Any, device: torch.device) -> Any:
 
 
 def read_batch(batch: Any, batch_id: int, *, with_attention: bool) -> BatchInfo:
-    """Find the number of samples, the token ids and, if it is to be used, the attention mask of a batch."""
-    attention = None
+    """Find the number of samples, the token ids, the attention mask and the sample ids of a batch.
+
+    An attention mask that says nothing about rows is an error if it is to be used, and passed over if not.
+    """
+    attention = sample_ids = None
     if isinstance(batch, Mapping):
-        tensors = [value for value in batch.values() if isinstance(value, Tensor)]
+        tensors = [value for key, value in batch.items() if isinstance(value, Tensor) and key != "sample_id"]
         token_ids = batch.get("input_ids")
         if not (isinstance(token_ids, Tensor) and _is_token_grid(token_ids)):
             token_ids = None
-        attention = read_attention(batch, batch_id) if with_attention else None
+        attention = read_attention(batch, batch_id) if with_attention else _attention_if_usable(batch)
+        sample_ids = batch.get("sample_id")
     else:
         tensors = [batch] if isinstance(batch, Tensor) else [value for value in batch if isinstance(value, Tensor)]
         token_ids = next((value for value in tensors if _is_token_grid(value)), None)
     leading = [value for value in (token_ids, attention, *tensors) if value is not None and value.ndim > 0]
     if not leading:
         raise ValueError(f"batch {batch_id} holds no tensor with a batch axis, so its samples cannot be counted")
-    return BatchInfo(int(leading[0].shape[0]), token_ids, attention)
+    n_samples = int(leading[0].shape[0])
+    if sample_ids is not None:
+        _check_sample_ids(sample_ids, n_samples, batch_id)
+    return BatchInfo(n_samples, token_ids, attention, sample_ids)
+
+
+def _attention_if_usable(batch: Mapping[str, Any]) -> Tensor | None:
+    try:
+        return read_attention(batch)
+    except ValueError:
+        return None
+
+
+def _check_sample_ids(ids: Any, n_samples: int, batch_id: int) -> None:
+    if not isinstance(ids, Tensor) or ids.shape != (n_samples,) or ids.is_floating_point() or ids.is_complex():
+        got = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"sample_id of batch {batch_id} must be an integer tensor of shape ({n_samples},), got {got}")
 
 
 def read_attention(batch: Mapping[str, Any], batch_id: int | None = None) -> Tensor | None:
@@ -106,7 +127,7 @@ def causal_lm(model: nn.Module, batch: Any) -> Tensor:
     real = torch.ones_like(labels, dtype=torch.bool) if real is None else real
     if real.shape != labels.shape:
         raise ValueError(f"attention_mask has shape {tuple(real.shape)}, but the labels have {tuple(labels.shape)}")
-    valid = causal_targets(real)[:, :-1] & (labels[:, 1:] != _IGNORED)
+    valid = causal_targets(real)[:, :-1] & (labels[:, 1:] != IGNORED)
     return cross_entropy(logits[:, :-1][valid].float(), labels[:, 1:][valid].long(), reduction="none")
 
 
@@ -114,7 +135,7 @@ def masked_lm(model: nn.Module, batch: Any) -> Tensor:
     """Return the cross-entropy of every real position with a label, in nats, float32, of shape (n_targets,)."""
     labels = _entry(batch, "labels", "masked-lm")
     logits = _logits(model, batch, labels, "masked-lm")
-    valid = labels != _IGNORED
+    valid = labels != IGNORED
     real = read_attention(batch)
     if real is not None:
         valid &= real
@@ -148,7 +169,7 @@ def _entry(batch: Any, key: str, preset: str) -> Tensor:
 
 def _logits(model: nn.Module, batch: Mapping[str, Any], labels: Tensor, preset: str) -> Tensor:
     # No labels for the model: its own loss would be a mean, and rows would depend on the batch size.
-    output = model(**{key: value for key, value in batch.items() if key != "labels"})
+    output = model(**{key: value for key, value in batch.items() if key not in ("labels", "sample_id")})
     if isinstance(output, Mapping):
         logits = output.get("logits")
     elif isinstance(output, (tuple, list)):

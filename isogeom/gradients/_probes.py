@@ -36,25 +36,35 @@ def _block_names(model: nn.Module) -> list[str]:
     """Return the dotted names of the transformer blocks, first to last."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    uniform = [
-        name
-        for name, blocks in lists.items()
-        if len({type(block) for block in blocks}) == 1 and any(_is_linear(module) for module in blocks.modules())
-    ]
-    # A list of one is taken only when nothing longer exists: it may be a mere wrapper around the real stack.
-    candidates = _outermost([name for name in uniform if len(lists[name]) > 1]) or _outermost(uniform)
-    if not candidates:
-        found = ", ".join(
+    candidates, found = [], []
+    # Some vision models keep blocks in an nn.Sequential, which elsewhere is a mere chain of layers: it comes second.
+    for container in (nn.ModuleList, nn.Sequential):
+        lists = {name: module for name, module in model.named_modules() if isinstance(module, container)}
+        uniform = [name for name, blocks in lists.items() if _is_stack(blocks, container)]
+        # A list of one is taken only when nothing longer exists: it may be a mere wrapper around the real stack.
+        candidates = _outermost([name for name in uniform if len(lists[name]) > 1]) or _outermost(uniform)
+        if candidates:
+            break
+        found += [
             f"{name or 'the model itself'} ({', '.join(sorted({type(block).__name__ for block in blocks})) or 'empty'})"
             for name, blocks in lists.items()
-        )
+        ]
+    if not candidates:
         raise ValueError(
-            "model has no nn.ModuleList of blocks of one class with linear layers in them; nn.ModuleLists found: "
-            f"{found or 'none'}. Name the sites by hand instead, e.g. 'encoder.3:in'."
+            "model has no nn.ModuleList or nn.Sequential of blocks of one class with linear layers in them; found: "
+            f"{', '.join(found) or 'none'}. Name the sites by hand instead, e.g. 'encoder.3:in'."
         )
     best = max(candidates, key=lambda name: len(lists[name]))
     return [_join(best, i) for i in range(len(lists[best]))]
+
+
+def _is_stack(blocks: nn.ModuleList | nn.Sequential, container: type[nn.Module]) -> bool:
+    """Tell a stack of blocks: one class, with linear layers inside; in a Sequential these must not be the blocks."""
+    if len({type(block) for block in blocks}) != 1:
+        return False
+    if container is nn.Sequential and (len(blocks) < 2 or any(map(_is_linear, blocks))):
+        return False
+    return any(_is_linear(module) for module in blocks.modules())
 
 
 def _token_embedding(model: nn.Module, blocks: list[str]) -> str | None:
@@ -99,8 +109,9 @@ def probes(model: nn.Module) -> dict[str, str]:
     Parameters
     ----------
     model : torch.nn.Module
-        Any transformer whose blocks stand in one ``nn.ModuleList``: GPT-2, GPT-NeoX, Llama, OLMo, BERT, CamemBERT,
-        ModernBERT, EuroBERT, ``nn.TransformerEncoder`` and most hand-written ones. It is neither run nor changed.
+        Any transformer whose blocks stand in one ``nn.ModuleList`` or ``nn.Sequential``: GPT-2, GPT-NeoX, Llama, OLMo,
+        BERT, CamemBERT, ModernBERT, EuroBERT, ``nn.TransformerEncoder`` and most hand-written ones. It is neither run
+        nor changed.
 
     Returns
     -------
@@ -124,9 +135,10 @@ def probes(model: nn.Module) -> dict[str, str]:
     Notes
     -----
     A site is ``"module.path"`` for an output and ``"module.path:in"`` for the first floating input of shape
-    (batch, seq, d). The block list is the longest of the outermost ``nn.ModuleList`` whose members have one class and
-    contain a linear layer, so the experts inside a block are never taken for blocks; between two equally long lists
-    (encoder and decoder) the first registered wins. With one or two blocks some probes coincide.
+    (batch, seq, d). The block list is the longest of the outermost ``nn.ModuleList`` (without one, ``nn.Sequential``)
+    whose members have one class and contain a linear layer, so the experts inside a block are never taken for blocks;
+    between two equally long lists (encoder and decoder) the first registered wins. With one or two blocks some probes
+    coincide.
 
     Examples
     --------

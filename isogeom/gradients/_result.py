@@ -1,4 +1,4 @@
-"""What a harvest returns, and the choice of its rows (numpy only)."""
+"""What a harvest returns (numpy only)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-META_DTYPE = np.dtype([("sample_id", "i8"), ("position", "i8"), ("token_id", "i8"), ("batch_id", "i8")])
-
 
 @dataclass(frozen=True, eq=False)
 class SiteRows:
@@ -20,16 +18,17 @@ class SiteRows:
     ----------
     name : str
         The site.
-    activations : ndarray of shape (n_rows, d), float32, or None
-        Activation rows; for a ``":weight"`` site the inputs of the layer. None when they were not collected.
-    gradients : ndarray of shape (n_rows, d), float32, or None
+    activations : ndarray or ShardedRows of shape (n_rows, d), float32 or float16, or None
+        Activation rows; for a ``":weight"`` site the inputs of the layer. None when they were not collected. From a
+        folder they are a read-only memory map, or a :class:`ShardedRows` over the maps of several shards.
+    gradients : ndarray or ShardedRows of shape (n_rows, d), float32 or float16, or None
         Rows of the gradient of the summed loss with respect to the activation; for a ``":weight"`` site with respect to
         the outputs of the layer, of shape (n_rows, d_out). None when they were not collected.
     """
 
     name: str
-    activations: NDArray[np.float32] | None
-    gradients: NDArray[np.float32] | None
+    activations: Any
+    gradients: Any
 
     def __repr__(self) -> str:
         return f"SiteRows({self.name!r}, {self._shapes()})"
@@ -53,8 +52,9 @@ class Harvest(Mapping[str, SiteRows]):
     Attributes
     ----------
     meta : recarray of shape (n_rows,)
-        Fields ``sample_id`` (counted over all batches), ``position`` (0 for sites of shape (batch, d)), ``token_id``
-        (-1 when unknown) and ``batch_id``, all int64. Rows stand in (batch, sample, position) order.
+        Fields ``sample_id`` (counted over all batches, or the batches' own), ``position`` (from the first real token;
+        0 for sites of shape (batch, d), -1 for means), ``token_id`` (-1 when unknown) and ``batch_id``, all int64. Rows
+        stand in (batch, sample, position) order.
     losses : ndarray of shape (n_batches,), float64
         Per batch, the mean of what the loss returned: with the presets, the mean cross-entropy per predicted token, in
         nats. 0.0 for a batch without any loss term.
@@ -140,167 +140,56 @@ class Harvest(Mapping[str, SiteRows]):
         sites = {name: site._select(rows) for name, site in self._sites.items()}
         return Harvest(sites, self.meta[rows], self.losses)
 
+    def iter_blocks(self, n_rows: int | None = None) -> Iterator[Harvest]:
+        """Go through the rows block by block, for estimators with ``partial_fit``.
 
-@dataclass(frozen=True)
-class Selection:
-    """Rows of one batch: flat indices `keep` that pass the masks, and which of those the row budget lets through."""
+        Parameters
+        ----------
+        n_rows : int, default=None
+            Rows per block, the last one being shorter. None gives the shards of a folder as they are, without copying,
+            and blocks of 8192 rows in memory.
 
-    keep: NDArray[np.intp]
-    chosen: NDArray[np.intp] | None
-    keys: NDArray[np.uint64]
-    meta: NDArray[Any]
+        Yields
+        ------
+        Harvest
+            The next rows at all sites, in order; `losses` is unchanged. Blocks without rows are left out.
 
+        Raises
+        ------
+        ValueError
+            If `n_rows` is not positive.
 
-@dataclass
-class BatchRows:
-    """Choose the rows of one batch, once the first site has shown the shape (batch, seq) or (batch,) of its rows."""
-
-    batch_id: int
-    first_sample: int
-    token_ids: NDArray[np.int64] | None = None
-    token_mask: NDArray[np.bool_] | None = None  # of the attention mask and the preset: for (batch, seq) rows only
-    row_mask: NDArray[np.bool_] | None = None  # the user's: must have the shape of the rows
-    exclude: NDArray[np.int64] | None = None
-    seed: int = 0
-    budget: int | None = None
-    threshold: np.uint64 | None = None
-    _first: tuple[str, tuple[int, ...], Selection] | None = None
-
-    @property
-    def selection(self) -> Selection:
-        """The rows of the batch, once a site has run."""
-        if self._first is None:
-            raise RuntimeError(f"no site has run in batch {self.batch_id}")
-        return self._first[2]
-
-    def select(self, grid: tuple[int, ...], site: str) -> Selection:
-        """Return the rows for a site whose rows have shape `grid`; every site of the batch gets the same ones."""
-        if self._first is None:
-            self._first = (site, grid, self._choose(grid, site))
-        first, shape, selection = self._first
-        if grid != shape:
-            raise ValueError(
-                f"sites {first!r} and {site!r} have different rows in batch {self.batch_id}: shape {shape} against "
-                f"{grid}; rows are aligned across sites, so harvest them in separate calls"
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from isogeom.gradients import Harvest, SiteRows
+        >>> meta = np.recarray(5, dtype=[("sample_id", "i8"), ("position", "i8")])
+        >>> h = Harvest({"layer": SiteRows("layer", np.ones((5, 3), dtype=np.float32), None)}, meta, np.array([0.5]))
+        >>> [block["layer"].activations.shape for block in h.iter_blocks(2)]
+        [(2, 3), (2, 3), (1, 3)]
+        """
+        if n_rows is not None and n_rows < 1:
+            raise ValueError(f"n_rows={n_rows!r} must be at least 1, or None")
+        if n_rows is None:
+            parts = next(
+                (
+                    rows
+                    for site in self.values()
+                    for rows in (site.activations, site.gradients)
+                    if hasattr(rows, "bounds")
+                ),
+                None,
             )
-        return selection
-
-    def _choose(self, grid: tuple[int, ...], site: str) -> Selection:
-        keep = np.flatnonzero(self._mask(grid, site))
-        sample, position = np.divmod(keep, grid[1] if len(grid) == 2 else 1)
-        meta = np.empty(len(keep), dtype=META_DTYPE)
-        meta["sample_id"] = sample + self.first_sample
-        meta["position"] = position
-        ids = self.token_ids
-        meta["token_id"] = ids.ravel()[keep] if ids is not None and ids.shape == grid else -1
-        meta["batch_id"] = self.batch_id
-        keys = row_keys(self.seed, meta["sample_id"], meta["position"])
-        if self.budget is None:
-            return Selection(keep, None, keys, meta)
-        chosen = smallest(keys, self.budget)
-        if self.threshold is not None:
-            chosen = chosen[keys[chosen] < self.threshold]
-        return Selection(keep, chosen, keys[chosen], meta[chosen])
-
-    def _mask(self, grid: tuple[int, ...], site: str) -> NDArray[np.bool_]:
-        mask = np.ones(grid, dtype=bool)
-        if self.row_mask is not None:
-            if self.row_mask.shape != grid:
-                raise ValueError(
-                    f"mask returned shape {self.row_mask.shape} for batch {self.batch_id}, but the rows of site "
-                    f"{site!r} have shape {grid}; return a bool tensor of that shape"
-                )
-            mask &= self.row_mask
-        if self.token_mask is not None and len(grid) == 2:
-            if self.token_mask.shape != grid:
-                raise ValueError(
-                    f"the batch masks tokens of shape {self.token_mask.shape}, but the rows of site {site!r} have "
-                    f"shape {grid} (batch {self.batch_id}); use a loss of your own and pass mask=callable that "
-                    "returns a bool tensor of the site's shape"
-                )
-            mask &= self.token_mask
-        if self.exclude is not None:
-            if self.token_ids is None or self.token_ids.shape != grid:
-                raise ValueError(
-                    f"exclude_token_ids needs one token id per row, but batch {self.batch_id} has none for the rows "
-                    f"of site {site!r} (shape {grid}); give 'input_ids' in the batch, or use mask=callable"
-                )
-            mask &= ~np.isin(self.token_ids, self.exclude)
-        return mask
-
-
-class RowStore:
-    """Collect the rows of all batches, never more than `budget` of them."""
-
-    def __init__(self, budget: int | None) -> None:
-        self.budget = budget
-        self.n_rows = 0
-        self.threshold: np.uint64 | None = None
-        self._chunks: list[tuple[NDArray[np.uint64], NDArray[Any], dict[tuple[str, str], NDArray[np.float32]]]] = []
-        self._widths: dict[tuple[str, str], int] = {}
-
-    def add(self, selection: Selection, arrays: dict[tuple[str, str], NDArray[np.float32]]) -> None:
-        """Add the rows of one batch and drop those that no longer fit the budget."""
-        for (site, kind), rows in arrays.items():
-            width = self._widths.setdefault((site, kind), rows.shape[1])
-            if rows.shape[1] != width:
-                raise ValueError(
-                    f"the {kind} of site {site!r} have {rows.shape[1]} features, but {width} in earlier batches"
-                )
-        if len(selection.keys):
-            self._chunks.append((selection.keys, selection.meta, arrays))
-            self.n_rows += len(selection.keys)
-        if self.budget is not None and self.n_rows >= self.budget:
-            self._prune(self.budget)
-
-    def _prune(self, budget: int) -> None:
-        keys = np.concatenate([chunk[0] for chunk in self._chunks])
-        best = np.zeros(len(keys), dtype=bool)
-        best[smallest(keys, budget)] = True
-        self.threshold = keys[best].max()
-        kept, start = [], 0
-        for chunk in self._chunks:
-            stay = best[start : start + len(chunk[0])]
-            start += len(stay)
-            if stay.all():
-                kept.append(chunk)
-            elif stay.any():
-                kept.append((chunk[0][stay], chunk[1][stay], {key: rows[stay] for key, rows in chunk[2].items()}))
-        self._chunks, self.n_rows = kept, int(best.sum())
-
-    def finish(self, names: list[str], losses: list[float]) -> Harvest:
-        """Join the batches, releasing the pieces as they are joined."""
-        meta = np.concatenate([chunk[1] for chunk in self._chunks]).view(np.recarray)
-        joined = {
-            key: np.ascontiguousarray(np.concatenate([chunk[2].pop(key) for chunk in self._chunks]))
-            for key in self._widths
-        }
-        sites = {
-            name: SiteRows(name, joined.get((name, "activations")), joined.get((name, "gradients"))) for name in names
-        }
-        return Harvest(sites, meta, np.asarray(losses, dtype=np.float64))
-
-
-def row_keys(seed: int, sample: NDArray[np.int64], position: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Hash (seed, sample, position) to 64 bits, so that a row is chosen by what it is and not by when it came."""
-    key = _mix(np.full(1, seed, dtype=np.uint64))
-    key = _mix(key ^ sample.astype(np.uint64))
-    return _mix(key ^ position.astype(np.uint64))
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One step of SplitMix64; unsigned arrays wrap around silently."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def smallest(keys: NDArray[np.uint64], k: int) -> NDArray[np.intp]:
-    """Return the indices of the `k` smallest keys, in increasing order of index."""
-    if len(keys) <= k:
-        return np.arange(len(keys))
-    return np.sort(np.argpartition(keys, k - 1)[:k])
+            ends = parts.bounds if parts is not None else [*range(8192, self.n_rows, 8192), self.n_rows]
+        else:
+            ends = [*range(n_rows, self.n_rows, n_rows), self.n_rows]
+        start = 0
+        for end in ends:
+            if end > start:
+                rows = slice(start, end)
+                sites = {name: site._select(rows) for name, site in self._sites.items()}
+                yield Harvest(sites, self.meta[rows], self.losses)
+            start = end
 
 
 def _plural(n: int, word: str, many: str | None = None) -> str:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from isogeom.gradients._result import BatchRows
+from isogeom._validation import warn_user
+from isogeom.gradients._sampling import BatchRows
 
 _SUFFIX = re.compile(r"(in|out)((?:\[[^\[\]]+\])*)|(weight)")
 _NOT_FIRED = (
@@ -186,6 +187,8 @@ def locate(site: Site, kind: str, tree: Any, n_samples: int) -> tuple[Tensor, li
     if len({id(tensor) for _, tensor in fit}) != 1:
         seen = "; ".join(f"{_spell(path, kind)} {tuple(t.shape)} {t.dtype}" for path, t in fit or every)
         found = f"several fit, choose one by its suffix: {seen}" if fit else f"none fits: {seen or 'no tensor at all'}"
+        if not fit and any(t.ndim > 3 for _, t in every):
+            found += ". Maps of shape (batch, channels, ...) have no rows: name the layer that pools or flattens them"
         raise ValueError(
             f"site {site.name!r} needs one floating tensor of shape (batch, seq, d) or (batch, d), with "
             f"batch={n_samples}; {found}"
@@ -209,6 +212,7 @@ class Capture:
         self.collect = collect
         self.arrays: dict[tuple[str, str], NDArray[np.float32]] = {}
         self._recording = False
+        self._warned = False
 
     def attach(self, stack: ExitStack) -> None:
         """Register the hooks; `stack` removes them."""
@@ -226,11 +230,13 @@ class Capture:
         self._fired: Counter[str] = Counter()
         self._no_graph: set[str] = set()
         self._edges: dict[str, tuple[Any, Tensor, int | None]] = {}
+        self._random = None if self._warned else _random_states()
         self._recording = True
 
     def end_forward(self, batch_id: int) -> None:
         """Stop recording, so that recomputation by checkpoints is not counted, and check that each site fired once."""
         self._recording = False
+        self._check_chance(batch_id)
         for site in self.sites:
             fired = self._fired[site.name]
             if fired != 1:
@@ -242,6 +248,17 @@ class Capture:
                     "torch.no_grad, or under reentrant checkpointing (use_reentrant=True; switch checkpointing off "
                     "or use use_reentrant=False)"
                 )
+
+    def _check_chance(self, batch_id: int) -> None:
+        """Warn once if the forward pass drew random numbers, although the dropout modules are off."""
+        if self._random is None or all(map(torch.equal, self._random, _random_states())):
+            return
+        self._warned = True
+        warn_user(
+            f"random numbers were drawn in the forward pass of batch {batch_id}, in evaluation mode: dropout is active "
+            "(nn.functional.dropout without training=self.training?), or the model or the loss samples. Rows then "
+            "depend on the seed and on the order of the samples"
+        )
 
     def backward(self, total: Tensor, batch_id: int) -> None:
         """Differentiate the summed loss with respect to the sites; no parameter's .grad is touched."""
@@ -335,3 +352,9 @@ class Capture:
         if selection.chosen is not None:
             rows = rows[torch.from_numpy(selection.chosen).to(rows.device)]
         self.arrays[name, kind] = rows.cpu().numpy()
+
+
+def _random_states() -> list[Tensor]:
+    """Return the states of torch's own generators, of the CPU and of every CUDA device in use."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return [generator.get_state() for generator in (torch.default_generator, *cuda)]

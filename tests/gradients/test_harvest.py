@@ -534,7 +534,7 @@ def test_own_loss_keeps_every_position_and_default_mask_keeps_real_tokens():
 
     assert harvest(TinyLM(), [{"input_ids": ids}], ["embed"], loss=loss).meta.position.tolist() == [0, 1, 2, 3] * 2
     h = harvest(TinyLM(), [{"input_ids": ids, "attention_mask": real}], ["embed"], loss=loss)
-    assert h.meta.position.tolist() == [0, 1, 2, 3, 1, 2]
+    assert h.meta.position.tolist() == [0, 1, 2, 3, 0, 1]
 
 
 @pytest.mark.parametrize("kind", [list, np.array, set, lambda ids: iter(ids)])
@@ -585,15 +585,17 @@ def test_max_rows_nests_and_is_uniform():
 
 
 def test_max_rows_bounds_what_is_held():
-    from isogeom.gradients._result import BatchRows, RowStore
+    from isogeom.gradients._rowstore import RowStore
+    from isogeom.gradients._sampling import BatchRows, RowRule
 
     store, held = RowStore(10), []
     for i in range(50):
-        rows = BatchRows(batch_id=i, first_sample=4 * i, seed=3, budget=10, threshold=store.threshold)
-        selection = rows.select((4, 8), "site")
+        choice = BatchRows(i, 4 * i, RowRule(seed=3, budget=10), threshold=store.threshold)
+        selection = choice.select((4, 8), "site")
         assert len(selection.keys) <= 10
         assert store.threshold is None or (selection.keys < store.threshold).all()
-        store.add(selection, {("site", "activations"): np.full((len(selection.keys), 2), i, dtype=np.float32)})
+        rows = {("site", "activations"): np.full((len(selection.keys), 2), i, dtype=np.float32)}
+        store.add(selection, rows, i, 4, 0.0)
         held.append(store.n_rows)
     h = store.finish(["site"], [0.0] * 50)
     assert max(held) == 10
@@ -807,8 +809,8 @@ def test_memory_of_past_batches_is_released():
         ({"batches": [{"text": "a"}]}, ValueError, "no tensor with a batch axis"),
         ({"sites": []}, ValueError, "sites is empty"),
         ({"collect": "activations"}, TypeError, "collect must be a tuple"),
-        ({"collect": ("acts",)}, ValueError, "'activations', 'gradients'"),
-        ({"collect": ()}, ValueError, "'activations', 'gradients'"),
+        ({"collect": ("acts",)}, ValueError, "'act', 'grad'"),
+        ({"collect": ()}, ValueError, "'act', 'grad'"),
         ({"loss": "mse"}, ValueError, "'causal-lm', 'masked-lm'"),
         ({"loss": 3}, TypeError, "callable"),
         ({"mask": "all"}, TypeError, "mask must be None or a callable"),

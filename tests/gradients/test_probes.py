@@ -228,6 +228,27 @@ def test_a_module_list_may_itself_be_the_model():
     }
 
 
+def test_blocks_in_a_sequential_are_found_where_no_list_holds_any():
+    class Vision(nn.Module):
+        def __init__(self, heads):
+            super().__init__()
+            self.patches = nn.Conv2d(3, 8, 4, 4)
+            self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+            self.head = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+            if heads:
+                self.heads = nn.ModuleList(nn.Linear(8, 2) for _ in range(3))
+
+        def forward(self, x):
+            return self.head(self.blocks(self.patches(x).flatten(2).mT).mean(1))
+
+    found = probes(Vision(False))
+    assert found == {"T1_in": "blocks.0:in", "T1_out": "blocks.0", "Tm": "blocks.2:in", "Tl": "blocks.3:in"}
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    seen = observe(Vision(False), found.values(), lambda m: m(x))
+    assert [[value.shape for value in values] for values in seen.values()] == [[(2, 4, 8)]] * 4
+    assert probes(Vision(True))["T1_in"] == "heads.0:in"  # a list comes first: it is meant to be run one by one
+
+
 def test_blocks_that_are_linear_layers_read_the_probe_themselves():
     model = Stack([nn.Linear(8, 8) for _ in range(3)])
     assert weight_sites(model) == {
@@ -274,7 +295,9 @@ def test_transformer_encoder_has_probes_but_no_observable_projection():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Sequential(nn.Linear(2, 2)), "found: none"),
+        (nn.Linear(2, 2), "found: none"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), r"found: the model itself \(Linear\)"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), r"found: the model itself \(Conv2d, ReLU\)"),
         (nn.ModuleDict({"mixed": nn.ModuleList([nn.Linear(2, 2), nn.GELU()])}), r"found: mixed \(GELU, Linear\)"),
         (nn.ModuleDict({"norms": nn.ModuleList(nn.LayerNorm(2) for _ in range(3))}), r"norms \(LayerNorm\)"),
         (nn.ModuleDict({"none": nn.ModuleList()}), r"none \(empty\)"),

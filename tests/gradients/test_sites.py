@@ -1,5 +1,7 @@
 """Names of sites: globs, suffixes, errors."""
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -123,6 +125,7 @@ def test_weight_sites_need_a_linear_layer():
         (lambda x: {"a": x, "b": x.mean(1)}, "wrap", r":out\[a\] \(2, 3, 4\).*; :out\[b\] \(2, 4\)"),
         (lambda x: (x.sum(),), "wrap", r"none fits: :out\[0\] \(\) torch.float32"),
         (lambda x: x[:1], "wrap", r"batch=2; none fits: :out \(1, 3, 4\)"),
+        (lambda x: x[:, None], "wrap", r"none fits: :out \(2, 1, 3, 4\) .*name the layer that pools or flattens them"),
         (lambda x: (x, 2 * x), "wrap:out[2]", r"there is no item \[2\]; the value has items \[0, 1\]"),
         (lambda x: {"a": x}, "wrap:out[c]", r"no item \[c\]; the value has items \['a'\]"),
         (lambda x: x, "wrap:out[0]", "no items, it is a Tensor"),
@@ -171,3 +174,31 @@ def test_hooks_see_what_the_users_hooks_return():
     model.layers[0].register_forward_hook(lambda m, args, out: out * 0 + 7)
     h = harvest(model, [torch.ones(2, 3, 4)], ["layers.0"], loss=total)
     assert (h["layers.0"].activations == 7).all()
+
+
+class Noisy(nn.Module):
+    """Dropout that does not heed evaluation mode, or does."""
+
+    def __init__(self, always):
+        super().__init__()
+        self.always = always
+        self.linear, self.dropout = nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x):
+        x = self.dropout(self.linear(x))
+        return nn.functional.dropout(x, 0.5, training=self.always or self.training)
+
+
+def test_dropout_that_is_active_warns_once():
+    batches = [torch.ones(2, 3, 4)] * 3
+    with pytest.warns(UserWarning, match="drawn in the forward pass of batch 0, in evaluation mode: dropout") as caught:
+        harvest(Noisy(True), batches, ["linear"], loss=total)
+    assert len([w for w in caught if "random numbers" in str(w.message)]) == 1
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("collect", [["activations"], ["activations", "gradients"]])
+def test_dropout_that_heeds_evaluation_mode_does_not_warn(collect):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        harvest(Noisy(False).train(), [torch.ones(2, 3, 4)] * 2, ["linear", "dropout"], loss=total, collect=collect)

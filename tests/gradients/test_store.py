@@ -1,0 +1,572 @@
+"""Harvests on disk: equal to those in memory, resumed to the bit, and never believed when damaged."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from torch import nn  # noqa: E402
+
+from isogeom.decomposition import PCA  # noqa: E402
+from isogeom.gradients import _manifest, _store, harvest  # noqa: E402
+from isogeom.gradients._reading import ShardedRows, open_harvest  # noqa: E402
+
+torch.set_num_threads(1)
+VOCAB, SITES = 12, ["embed", "block:in[0]", ":out"]
+
+
+@pytest.fixture
+def tmp_path():
+    """A folder in memory where there is one: on a disk these tests would wait for fsync."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+class Model(nn.Module):
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed, self.block, self.head = nn.Embedding(VOCAB, 5), nn.Linear(5, 4), nn.Linear(4, VOCAB)
+        self.runs = 0
+
+    def forward(self, input_ids):
+        self.runs += 1
+        return self.head(self.block(self.embed(input_ids)).tanh())
+
+
+def make_batches(n=7, size=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [{"input_ids": torch.randint(0, VOCAB, (size, 3 + i % 3), generator=generator)} for i in range(n)]
+
+
+def run(out, model=None, batches=None, **options):
+    options = {"batches_per_shard": 2, **options}
+    return harvest(model or Model(), batches or make_batches(), SITES, out=out, **options)
+
+
+def content(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
+
+
+def assert_same(got, expected):
+    assert list(got) == list(expected)
+    np.testing.assert_array_equal(got.meta, expected.meta)
+    np.testing.assert_array_equal(got.losses, expected.losses)
+    for site in expected:
+        for kind in ("activations", "gradients"):
+            rows, wanted = getattr(got[site], kind), getattr(expected[site], kind)
+            if wanted is None:
+                assert rows is None
+            else:
+                assert rows.shape == wanted.shape
+                np.testing.assert_array_equal(np.asarray(rows), wanted)
+
+
+OPTIONS = [
+    {},
+    {"max_rows": 17},
+    {"sample_rate": 0.3},
+    {"rows": "mean", "max_rows": 5},
+    {"collect": ["grad"]},
+    {"dtype": "float16"},
+    {"batches_per_shard": 1, "sample_rate": 0.02},  # shards without a row
+    {"batches_per_shard": 100},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_disk_equals_memory(options, tmp_path):
+    expected = harvest(Model(), make_batches(), SITES, **options)
+    assert_same(run(tmp_path / "a" / "b", **options), expected)
+    assert_same(open_harvest(tmp_path / "a" / "b"), expected)
+    assert_same(open_harvest(str(tmp_path / "a" / "b"), verify=False), expected)
+
+
+def test_bfloat16_is_read_as_rounded_float32(tmp_path):
+    full, h = harvest(Model(), make_batches(), SITES), run(tmp_path / "out", dtype="bfloat16")
+    for site in full:
+        expected = torch.from_numpy(full[site].gradients).to(torch.bfloat16).float().numpy()
+        assert h[site].gradients.dtype == np.float32
+        np.testing.assert_array_equal(np.asarray(h[site].gradients), expected)
+        np.testing.assert_array_equal(h[site].gradients[3:5], expected[3:5])
+    with pytest.raises(ValueError, match="dtype='bfloat16' cannot hold"):
+        _store.RowStore(None, "bfloat16").add(
+            type("S", (), {"keys": [1], "meta": None}), {("a", "b"): np.full((1, 1), 3.4e38, np.float32)}, 0, 1, 0.0
+        )
+
+
+# ---------------------------------------------------------------------- resume
+
+
+class StopError(Exception):
+    pass
+
+
+def stopping(n):
+    for i, batch in enumerate(make_batches()):
+        if i == n:
+            raise StopError
+        yield batch
+
+
+@pytest.mark.parametrize("options", [{}, {"max_rows": 17}, {"reduce": "moments"}], ids=str)
+@pytest.mark.parametrize("n", range(8))
+def test_interrupted_runs_end_with_the_same_bytes(n, options, tmp_path):
+    run(tmp_path / "whole", **options)
+    if n < 7:
+        with pytest.raises(StopError):
+            run(tmp_path / "part", batches=stopping(n), **options)
+    else:
+        run(tmp_path / "part", **options)
+    model = Model()
+    run(tmp_path / "part", model, **options)
+    assert model.runs == (7 - n // 2 * 2 if n < 7 else 0)  # finished blocks of 2 are not computed again
+    assert content(tmp_path / "part") == content(tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("ignore:random numbers were drawn")
+def test_random_losses_resume_to_the_bit(tmp_path):
+    def noisy(model, batch):
+        return (model(**batch) * torch.rand(1)).sum()
+
+    run(tmp_path / "whole", loss=noisy)
+    with pytest.raises(StopError):
+        run(tmp_path / "part", batches=stopping(5), loss=noisy)
+    run(tmp_path / "part", loss=noisy)
+    assert content(tmp_path / "part") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("options", [{}, {"max_rows": 10}, {"reduce": "moments"}], ids=str)
+def test_a_crash_at_every_write_resumes_to_the_same_bytes(options, tmp_path, monkeypatch):
+    """Stop before each call to the system in turn, as a kill would."""
+
+    class Killed(BaseException):
+        pass
+
+    calls = {"left": 10**9}
+
+    def counted(function):
+        def call(*args, **kwargs):
+            calls["left"] -= 1
+            if calls["left"] < 0:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(_manifest.os, name, counted(getattr(os, name)))
+    batches = make_batches(5)
+    run(tmp_path / "whole", batches=batches, **options)
+    total = 10**9 - calls["left"]
+    expected = content(tmp_path / "whole")
+    assert total > 20
+    for at in range(0, total, 2 if total > 60 else 1):
+        shutil.rmtree(tmp_path / "part", ignore_errors=True)
+        calls["left"] = at
+        with pytest.raises(Killed):
+            run(tmp_path / "part", batches=batches, **options)
+        calls["left"] = 10**9
+        run(tmp_path / "part", batches=batches, **options)
+        assert content(tmp_path / "part") == expected
+
+
+def test_a_torn_last_line_is_dropped(tmp_path):
+    run(tmp_path / "out")
+    expected = content(tmp_path / "out")
+    manifest = tmp_path / "out" / "manifest.jsonl"
+    for size in (len(expected["manifest.jsonl"]) - 3, expected["manifest.jsonl"].index(b"\n") + 20, 10, 0):
+        manifest.write_bytes(expected["manifest.jsonl"][:size])
+        with pytest.raises(ValueError, match="is unfinished"):
+            open_harvest(tmp_path / "out")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(tmp_path / "out")
+        assert content(tmp_path / "out") == expected
+
+
+def test_a_damaged_line_is_named_and_harvested_again(tmp_path):
+    expected = run(tmp_path / "out")
+    manifest = tmp_path / "out" / "manifest.jsonl"
+    lines = manifest.read_bytes().split(b"\n")
+    lines[2] = lines[2].replace(b'"n_rows":', b'"n_rows":1')
+    manifest.write_bytes(b"\n".join(lines))
+    with pytest.raises(ValueError, match="line 3 of its manifest is damaged"):
+        open_harvest(tmp_path / "out")
+    model = Model()
+    with pytest.warns(UserWarning, match="line 3 of .*manifest.jsonl is damaged"):
+        assert_same(run(tmp_path / "out", model), expected)
+    assert model.runs == 5
+
+
+def test_a_damaged_header_is_refused(tmp_path):
+    run(tmp_path / "out")
+    manifest = tmp_path / "out" / "manifest.jsonl"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"seed":0', b'"seed":1', 1))
+    before = content(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"line 1 of .*manifest.jsonl is damaged.*delete this one to start over"):
+        run(tmp_path / "out")
+    with pytest.raises(ValueError, match="is unfinished"):
+        open_harvest(tmp_path / "out")
+    assert content(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("options", [{}, {"max_rows": 17}], ids=str)
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "empty"])
+def test_a_damaged_shard_is_named_and_harvested_again(damage, options, tmp_path):
+    expected = harvest(Model(), make_batches(), SITES, **options)
+    run(tmp_path / "out", **options)
+    path = tmp_path / "out" / "shards" / "000001.01-block-in-0.gradients.npy"
+    original = path.read_bytes()
+    if damage == "flip":
+        path.write_bytes(original[:-2] + bytes([original[-2] ^ 1]) + original[-1:])
+    elif damage == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(original[:-5] if damage == "truncate" else b"")
+    word = {"flip": "corrupt", "delete": "missing"}.get(damage, "truncated")
+    with pytest.raises(ValueError, match=rf"shard .*000001.01-block-in-0.gradients.npy is {word}.*run the same call"):
+        open_harvest(tmp_path / "out")
+    model = Model()
+    with pytest.warns(UserWarning, match=rf"000001.01-block-in-0.gradients.npy is {word}.*harvested again"):
+        assert_same(run(tmp_path / "out", model, **options), expected)
+    assert model.runs == 2
+    assert path.read_bytes() == original
+    assert_same(open_harvest(tmp_path / "out"), expected)
+
+
+def test_damaged_moments_start_over(tmp_path):
+    expected = run(tmp_path / "out", reduce="moments")
+    path = next((tmp_path / "out" / "shards").glob("*.cross.npy"))
+    path.write_bytes(path.read_bytes()[:-1])
+    model = Model()
+    with pytest.warns(UserWarning, match="cross.npy is truncated.*all batches are harvested again"):
+        got = run(tmp_path / "out", model, reduce="moments")
+    assert model.runs == 7
+    np.testing.assert_array_equal(got["embed"].cross, expected["embed"].cross)
+    with pytest.raises(ValueError, match="holds reduced moments, no rows"):
+        open_harvest(tmp_path / "out")
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"seed": 1}, "seed: the store has 0, this call 1"),
+        ({"model": Model(seed=1)}, "model_sha256"),
+        ({"collect": ["act"]}, "collect: .*'gradients'"),
+        ({"loss": lambda m, b: m(**b).sum()}, "loss: the store has 'causal-lm', this call .*lambda"),
+        ({"mask": lambda b: b["input_ids"] > 0}, "mask: the store has None"),
+        ({"rows": "mean"}, "rows: the store has 'tokens', this call 'mean'"),
+        ({"exclude_token_ids": [3]}, r"exclude_token_ids: the store has None, this call \[3\]"),
+        ({"positions": slice(1, None)}, r"positions: the store has None, this call \[1, None, None\]"),
+        ({"max_rows": 9, "sample_rate": 0.5}, "max_rows: .*sample_rate: "),
+        ({"batches_per_shard": 3}, "batches_per_shard: the store has 2, this call 3"),
+        ({"dtype": "float16"}, "dtype: the store has 'float32'"),
+        ({"reduce": "moments"}, "reduce: the store has None"),
+        ({"batches": make_batches(6)}, "it holds 7 batches, but there are only 6 now"),
+        ({"batches": make_batches(8)}, "it has no batch 7"),
+        ({"batches": make_batches(9)}, "it has no batch 7"),
+        ({"batches": make_batches(seed=1)}, "batch 0 has other contents"),
+    ],
+)
+def test_another_call_is_refused_and_the_difference_named(change, match, tmp_path):
+    run(tmp_path / "out")
+    before = content(tmp_path / "out")
+    with pytest.raises(ValueError, match=match):
+        run(tmp_path / "out", **change)
+    assert content(tmp_path / "out") == before
+
+
+def test_more_batches_than_whole_blocks_are_refused(tmp_path):
+    run(tmp_path / "out", batches=make_batches(6))
+    with pytest.raises(ValueError, match="it ended after 6 batches, but there are more now"):
+        run(tmp_path / "out", batches=make_batches(7))
+
+
+def test_other_versions_are_refused(tmp_path, monkeypatch):
+    run(tmp_path / "out")
+    monkeypatch.setattr("isogeom.__version__", "9.9")
+    with pytest.raises(ValueError, match=r"version of isogeom: the store has '.*', this call '9.9'"):
+        run(tmp_path / "out")
+
+
+def test_a_lambda_is_known_by_its_code(tmp_path):
+    run(tmp_path / "out", mask=lambda b: b["input_ids"] > 1)
+    model = Model()
+    run(tmp_path / "out", model, mask=lambda b: b["input_ids"] > 1)
+    assert model.runs == 0
+    with pytest.raises(ValueError, match="mask: "):
+        run(tmp_path / "out", mask=lambda b: b["input_ids"] > 2)
+
+
+def test_folders_of_something_else_are_refused(tmp_path):
+    (tmp_path / "empty" / "shards").mkdir(parents=True)
+    run(tmp_path / "empty")  # an interrupted run leaves that
+    shutil.rmtree(tmp_path / "empty")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty and holds no harvest"):
+        run(tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds no harvest"):
+        open_harvest(tmp_path)
+    assert content(tmp_path) == {"notes.txt": b"mine"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are posix only")
+def test_two_writers_are_refused(tmp_path):
+    def batches():
+        with pytest.raises(RuntimeError, match="is being written by another process"):
+            run(tmp_path / "out")
+        yield from make_batches()
+
+    run(tmp_path / "out", batches=batches())
+
+
+@pytest.mark.parametrize("where", ["shard", "manifest"])
+def test_a_full_disk_says_so_and_leaves_nothing_half_written(where, tmp_path, monkeypatch):
+    run(tmp_path / "whole")
+    real, calls = os.fsync, []
+
+    def full(handle):
+        calls.append(handle)
+        name = os.readlink(f"/proc/self/fd/{handle}") if Path("/proc/self/fd").exists() else "shard"
+        if len(calls) > 12 and ("manifest" in name) == (where == "manifest") and not os.path.isdir(name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_manifest.os, "fsync", full)
+        with pytest.raises(OSError, match=r"the disk is full.*run the same call again") as caught:
+            run(tmp_path / "part")
+    assert caught.value.errno == errno.ENOSPC
+    assert not list((tmp_path / "part").rglob("*.tmp"))
+    with pytest.raises(ValueError, match="unfinished"):
+        open_harvest(tmp_path / "part")
+    run(tmp_path / "part")
+    assert content(tmp_path / "part") == content(tmp_path / "whole")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_really_full_device(tmp_path):
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "x.npy.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="the disk is full"):
+        _manifest.write_shard(tmp_path, "x.npy", np.ones(3))
+    assert list((tmp_path / "shards").iterdir()) == []
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def test_one_shard_is_a_read_only_aligned_memory_map(tmp_path):
+    h = run(tmp_path / "out", batches_per_shard=100)
+    for site in h.values():
+        for rows in (site.activations, site.gradients):
+            assert isinstance(rows, np.memmap)
+            assert not rows.flags.writeable
+            assert rows.flags.aligned
+            assert rows.ctypes.data % 64 == 0
+    with pytest.raises(ValueError, match="read-only"):
+        h["embed"].activations[0] = 1
+
+
+def test_many_shards_read_as_one_array(tmp_path):
+    expected = harvest(Model(), make_batches(), SITES)["block:in[0]"].gradients
+    rows = run(tmp_path / "out")["block:in[0]"].gradients
+    assert isinstance(rows, ShardedRows)
+    assert len(rows) == len(expected)
+    assert repr(rows) == f"ShardedRows(shape={expected.shape}, dtype=float32, 4 shards)"
+    rng, n = np.random.default_rng(0), len(expected)
+    indices = [
+        slice(None),
+        slice(3, 9),
+        slice(None, None, -2),
+        slice(5, 5),
+        [0, -1, 7],
+        np.array([], int),
+        np.arange(n) % 3 == 0,
+    ]
+    indices += [rng.integers(-n, n, 50), 4, -1, (slice(2, 9), slice(1, 3)), (3, 2), ([1, 12], 0)]
+    for index in indices:
+        np.testing.assert_array_equal(rows[index], expected[index])
+    assert rows[[]].shape == (0, 5)
+    view = rows[1:5]
+    assert isinstance(view, np.memmap)
+    assert not view.flags.writeable
+    assert np.asarray(rows).dtype == np.float32
+    assert np.asarray(rows, dtype=np.float64).dtype == np.float64
+    for wrong in (n, -n - 1, [0, n], np.ones(n + 1, dtype=bool), [[0]], [0.5]):
+        with pytest.raises(IndexError):
+            rows[wrong]
+    with pytest.raises(ValueError, match="several files"):
+        np.array(rows, copy=False)
+
+
+def test_blocks_feed_partial_fit(tmp_path):
+    h = run(tmp_path / "out")
+    memory = harvest(Model(), make_batches(), SITES)
+    expected = PCA(3).fit(memory["embed"].activations)
+    blocks = list(h.iter_blocks())
+    assert len(blocks) == 4
+    assert all(isinstance(b["embed"].activations, np.memmap) for b in blocks)
+    np.testing.assert_array_equal(np.concatenate([b.meta for b in blocks]), memory.meta)
+    pca = PCA(3)
+    for block in blocks:
+        pca.partial_fit(block["embed"].activations)
+    np.testing.assert_allclose(pca.explained_variance_, expected.explained_variance_, rtol=1e-5)
+    np.testing.assert_allclose(PCA(3).fit(h["embed"].activations).explained_variance_, expected.explained_variance_)
+    for source in (h, memory):
+        sizes = [block.n_rows for block in source.iter_blocks(11)]
+        assert sizes == [11] * 5 + [5]
+        joined = np.concatenate([block[":out"].gradients for block in source.iter_blocks(11)])
+        np.testing.assert_array_equal(joined, memory[":out"].gradients)
+        with pytest.raises(ValueError, match="n_rows=0 must be at least 1"):
+            next(source.iter_blocks(0))
+
+
+def test_select_on_disk(tmp_path):
+    h, memory = run(tmp_path / "out"), harvest(Model(), make_batches(), SITES)
+    late = h.meta.batch_id > 2
+    assert_same(h.select(late), memory.select(late))
+
+
+def test_the_manifest_can_be_read_by_eye(tmp_path):
+    run(tmp_path / "out")
+    header, *blocks, end = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    mark = header["header"]["fingerprint"]
+    assert {"sites", "loss", "mask", "dtype", "model_sha256", "version of torch", "seed"} <= set(mark)
+    assert [block["block"] for block in blocks] == [0, 1, 2, 3]
+    assert [len(block["batches"]) for block in blocks] == [2, 2, 2, 1]
+    assert {len(batch["sha256"]) for block in blocks for batch in block["batches"]} == {64}
+    assert end["end"] == 7
+    names = {shard["file"] for block in blocks for shard in block["shards"]}
+    assert {p.name for p in (tmp_path / "out" / "shards").iterdir()} == names
+    assert len(names) == 4 * (1 + 3 * 2)
+
+
+# ---------------------------------------------------------------------- several folders
+
+
+def test_folders_of_several_processes_are_joined(tmp_path):
+    batches = make_batches()
+    expected = harvest(Model(), batches, SITES)
+    run(tmp_path / "rank0", batches=batches[:4])
+    run(tmp_path / "rank1", batches=batches[4:])
+    assert_same(open_harvest([tmp_path / "rank0", tmp_path / "rank1"]), expected)
+    run(tmp_path / "other", Model(seed=1), batches=batches[4:])
+    with pytest.raises(ValueError, match=r"other does not belong to .*rank0: model_sha256"):
+        open_harvest([tmp_path / "rank0", tmp_path / "other"])
+    with pytest.raises(ValueError, match="path is an empty list"):
+        open_harvest([])
+
+
+def test_joined_folders_with_their_own_sample_ids(tmp_path):
+    batches, first = make_batches(), 0
+    for batch in batches:
+        batch["sample_id"] = torch.arange(first, first + 3)
+        first += 3
+    whole = harvest(Model(), batches, SITES, sample_rate=0.5)
+    for rank in range(2):
+        run(tmp_path / f"rank{rank}", batches=batches[rank::2], sample_rate=0.5)
+    h = open_harvest([tmp_path / "rank0", tmp_path / "rank1"])
+    order = np.lexsort((h.meta.position, h.meta.sample_id))
+    np.testing.assert_array_equal(h.meta.sample_id[order], whole.meta.sample_id)
+    np.testing.assert_array_equal(h["embed"].gradients[order], whole["embed"].gradients)
+    shutil.copytree(tmp_path / "rank0", tmp_path / "copy")
+    with pytest.raises(ValueError, match="copy holds sample 0, which a folder before it holds as well"):
+        open_harvest([tmp_path / "rank0", tmp_path / "copy"])
+
+
+GLOO_WORKER = """
+import sys, torch, torch.distributed as dist
+from pathlib import Path
+sys.path.insert(0, sys.argv[4])
+from test_store import SITES, Model, make_batches
+from isogeom.gradients import harvest
+
+rank, root = int(sys.argv[1]), Path(sys.argv[2])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=2)
+batches = make_batches()
+for i, batch in enumerate(batches):
+    batch["sample_id"] = torch.arange(3 * i, 3 * i + 3)
+share = batches[rank::2]
+harvest(Model(), share, SITES, out=root / f"rank{rank}", sample_rate=0.5, batches_per_shard=2)
+mine = harvest(Model(), share, SITES, reduce="moments", sample_rate=0.5)
+everything = [None, None]
+dist.all_gather_object(everything, mine)
+merged = everything[0].merge(everything[1])
+if rank == 0:
+    torch.save({site: (m.cross, m.gradients.covariance()) for site, m in merged.items()}, root / "merged.pt")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_of_torch_distributed(tmp_path):
+    if not torch.distributed.is_available():
+        pytest.skip("torch.distributed is not available")
+    here = Path(__file__).parent
+    commands = [
+        [sys.executable, "-c", GLOO_WORKER, str(r), str(tmp_path), str(tmp_path / "gloo"), here] for r in range(2)
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        for command in commands
+    ]
+    try:
+        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    batches = make_batches()
+    whole = harvest(Model(), batches, SITES, sample_rate=0.5)
+    h = open_harvest([tmp_path / "rank0", tmp_path / "rank1"])
+    order = np.lexsort((h.meta.position, h.meta.sample_id))
+    moments = torch.load(tmp_path / "merged.pt", weights_only=False)
+    for name in ("sample_id", "position", "token_id"):
+        np.testing.assert_array_equal(h.meta[name][order], whole.meta[name])
+    for site in SITES:
+        np.testing.assert_array_equal(h[site].gradients[order], whole[site].gradients)
+        cross, covariance = moments[site]
+        np.testing.assert_allclose(cross, whole[site].activations.T @ whole[site].gradients, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(covariance, np.cov(whole[site].gradients.T), rtol=1e-4, atol=1e-7)
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+@pytest.mark.parametrize("options", [{"out": "out"}, {"reduce": "moments"}, {"max_rows": 300}], ids=str)
+def test_memory_is_flat_over_200_batches(options, tmp_path):
+    """Every batch has 1.5 MB of rows, 300 MB in all."""
+    d, resident = 192, []
+    model = nn.Sequential(nn.Linear(4, d), nn.Tanh(), nn.Linear(d, 1))
+    x = torch.ones(16, 64, 4)
+
+    def batches():
+        for _ in range(200):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            resident.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+            yield x
+
+    if "out" in options:
+        options = {"out": tmp_path / "out", "batches_per_shard": 4}
+    harvest(model, batches(), ["0"], loss=lambda m, x: m(x).square().sum(), **options)
+    assert len(resident) == 200
+    # After 60 batches the buffers have their size; 140 batches more would be 210 MB if their rows stayed.
+    assert max(resident[60:]) - max(resident[40:60]) < 25
