@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +60,8 @@ def unit_scale(X: Array) -> float:
     """Return the power of two that brings the largest entry of `X` between 1/2 and 1."""
     xp = _xp.array_namespace(X)
     largest = max(float(xp.max(xp.abs(block))) for block in _xp.row_blocks(X))
-    return 2.0 ** -int(np.frexp(largest)[1]) if 0 < largest < np.inf else 1.0
+    # Rows of denormal numbers would need a power above the largest float.
+    return math.ldexp(1.0, min(-math.frexp(largest)[1], 1023)) if 0 < largest < math.inf else 1.0
 
 
 def rounding(d: int, eps: float) -> float:

@@ -9,8 +9,11 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
 from isogeom import _xp
-from isogeom._neighbors._rows import clip_neighbors, report_duplicates
+from isogeom._neighbors._rows import report_duplicates
 from isogeom._xp import Array
+
+# Relative difference of an entry and its mirror image up to which a matrix is symmetric.
+_SYMMETRY = 1e-6
 
 
 def from_matrix(D: Array, k: int | None, *, duplicates: str) -> dict[str, Any]:
@@ -21,11 +24,12 @@ def from_matrix(D: Array, k: int | None, *, duplicates: str) -> dict[str, Any]:
         raise ValueError(f"X has shape {tuple(D.shape)}: a matrix of distances must be square.")
     if not bool(xp.all(D >= 0)):
         raise ValueError("X has a negative entry: distances must be at least 0.")
+    _check_symmetric(D)
     zero = _xp.to_numpy(D == 0)
     kept = _representatives(sp.csr_array(zero))
     _report(kept, n, duplicates)
     searched = np.arange(n) if duplicates == "keep" else kept
-    k = len(searched) - 1 if k is None else clip_neighbors(k, len(searched) - 1)
+    k = len(searched) - 1 if k is None else min(k, len(searched) - 1)
     places = _xp.asarray_like(searched, D, dtype=xp.int64)
     dtype = _xp.accumulator_dtype(xp, _xp.device(D))
     distances, indices = [], []
@@ -40,8 +44,33 @@ def from_matrix(D: Array, k: int | None, *, duplicates: str) -> dict[str, Any]:
     return _fields(xp.concat(distances, axis=0), xp.concat(indices, axis=0), searched, n, len(kept))
 
 
+def _check_symmetric(D: Array) -> None:
+    """Raise if an entry differs from its mirror image by more than the rounding of expanded distances."""
+    xp = _xp.array_namespace(D)
+    largest = float(xp.max(D))
+    rounded = 16 * float(xp.finfo(D.dtype).eps)
+    for start in range(0, int(D.shape[0]) if largest > 0 else 0, 256):
+        stop = min(start + 256, int(D.shape[0]))
+        # In units of the largest distance, squares do not overflow.
+        here, there = D[start:stop, :] / largest, xp.matrix_transpose(D[:, start:stop]) / largest
+        gap = xp.abs(here - there)
+        # Distances by way of products have errors of their squares that grow with the largest one.
+        wrong = (gap > _SYMMETRY * xp.maximum(here, there)) & (gap * (here + there) > rounded)
+        if bool(xp.any(wrong)):
+            i, j = (int(places[0]) for places in xp.nonzero(wrong))
+            i += start
+            raise ValueError(
+                f"X is not symmetric: X[{i}, {j}]={float(D[i, j]):.6g}, but X[{j}, {i}]={float(D[j, i]):.6g}. Pass "
+                "(X + X.T) / 2 if the difference means nothing, or a sparse graph whose rows hold the neighbours."
+            )
+
+
 def from_graph(graph: Any, k: int | None, *, duplicates: str) -> dict[str, Any]:
-    """Return the fields of a table from a sparse graph, whose stored entries (zeros too) are the neighbours."""
+    """Return the fields of a table from a sparse graph, whose stored entries (zeros too) are the neighbours.
+
+    Rows without any entry, in their row and in their column, take no part: `NeighborTable.to_graph` leaves rows that
+    repeat an earlier one like that.
+    """
     graph = sp.csr_array(graph, dtype=np.float64)
     n = graph.shape[0]
     if graph.shape[1] != n:
@@ -52,12 +81,21 @@ def from_graph(graph: Any, k: int | None, *, duplicates: str) -> dict[str, Any]:
     columns, values = graph.indices, graph.data
     zero = values == 0
     links = sp.csr_array((np.ones(int(zero.sum())), (rows[zero], columns[zero])), shape=graph.shape)
+    others = rows != columns
+    linked = np.zeros(n, dtype=bool)
+    linked[rows[others]] = linked[columns[others]] = True
     kept = _representatives(links)
+    kept = kept[linked[kept]]
+    if duplicates == "raise" and not linked.all():
+        raise ValueError(
+            f"X has {n - int(linked.sum())} of {n} rows without any entry, which stand for rows that repeat an earlier "
+            "one: remove them, or pass duplicates='drop'."
+        )
     _report(kept, n, duplicates)
-    searched = np.arange(n) if duplicates == "keep" else kept
+    searched = np.flatnonzero(linked) if duplicates == "keep" else kept
     alive = np.zeros(n, dtype=bool)
     alive[searched] = True
-    use = alive[rows] & alive[columns] & (rows != columns)
+    use = alive[rows] & alive[columns] & others
     rows, columns, values = rows[use], columns[use], values[use]
     order = np.lexsort((columns, values, rows))
     rows, columns, values = rows[order], columns[order], values[order]
@@ -65,7 +103,7 @@ def from_graph(graph: Any, k: int | None, *, duplicates: str) -> dict[str, Any]:
     fewest = int(counts.min())
     if fewest < 1:
         raise ValueError("X leaves a row without any neighbour: make the graph with more neighbours.")
-    k = fewest if k is None else clip_neighbors(k, fewest)
+    k = fewest if k is None else min(k, fewest)
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     at = starts[:, np.newaxis] + np.arange(k)
     return _fields(values[at], columns[at].astype(np.int64), searched, n, len(kept))

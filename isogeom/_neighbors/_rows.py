@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from typing import Any
 
 import numpy as np
 
 from isogeom import _random, _xp
-from isogeom._neighbors._cloud import Cloud
+from isogeom._neighbors._cloud import Cloud, unit_scale
 from isogeom._neighbors._duplicates import first_occurrences
 from isogeom._neighbors._exact import exact_neighbors
 from isogeom._neighbors._refine import refine
-from isogeom._validation import check_choice, check_integer
+from isogeom._validation import check_choice, check_integer, warn_user
 from isogeom._xp import Array
 
 # Up to this many features, trees beat products.
@@ -51,27 +50,44 @@ def report_duplicates(n_duplicates: int, n: int, duplicates: str) -> None:
         raise ValueError(f"{n_duplicates} of {n} rows repeat an earlier row: remove them, or pass duplicates='drop'.")
 
 
-def clip_neighbors(k: int, available: int, stacklevel: int = 4) -> int:
-    """Return `k`, or the number available with a warning."""
-    if k <= available:
-        return k
-    warnings.warn(
-        f"n_neighbors={k} is clipped to {available}, the number of other distinct rows.",
-        UserWarning,
-        stacklevel=stacklevel,
-    )
-    return available
+# What limits the number of neighbours, in warnings.
+OTHER_ROWS = "the number of other distinct rows"
+
+
+def clip_neighbors(k: int, available: int, name: str = "n_neighbors", limit: str = OTHER_ROWS) -> int:
+    """Return `k`, or the number available with a warning that names the parameter ("MLE.n_neighbors") and its limit."""
+    if k > available:
+        owner, dot, parameter = name.rpartition(".")
+        warn_user(f"{parameter}={k}{f' of {owner}' if dot else ''} is clipped to {available}, {limit}.")
+    return min(k, available)
+
+
+def check_jobs(n_jobs: Any) -> int | None:
+    """Return `n_jobs` if it is None or an integer other than 0, or raise an error that says what it means."""
+    if n_jobs is None:
+        return None
+    hint = "It is the number of threads: None for one, -1 for all cores, -2 for all but one."
+    jobs = check_integer(n_jobs, "n_jobs", hint=hint)
+    if jobs == 0:
+        raise ValueError(f"n_jobs=0 has no meaning. {hint}")
+    return jobs
+
+
+def rows_at(X: Array, positions: np.ndarray) -> Array:
+    """Return the rows of `X` at some positions, which lie on the host."""
+    xp = _xp.array_namespace(X)
+    return xp.take(X, _xp.asarray_like(positions, X, dtype=xp.int64), axis=0)
 
 
 def search_rows(
     X: Array, k: int, *, metric: str, duplicates: str, anchors: np.ndarray | None, n_jobs: int | None
 ) -> dict[str, Any]:
-    """Return the fields of a table of exact neighbours."""
+    """Return the fields of a table of exact neighbours: `k` of them, or as many as there are."""
     n = int(X.shape[0])
     within, n_duplicates = distinct_rows(X, duplicates)
     searched = np.arange(n) if within is None else within
     own = searched if anchors is None else np.intersect1d(anchors, searched)
-    k = clip_neighbors(k, len(searched) - 1)
+    k = min(k, len(searched) - 1)
     distances, indices = nearest(X, X, k, own=own, within=within, metric=metric, n_jobs=n_jobs)
     return {
         "distances": distances,
@@ -99,18 +115,11 @@ def nearest(
     """
     xp = _xp.array_namespace(X)
     if metric == "euclidean" and not (_xp.is_numpy(xp) and X.shape[1] <= _TREE_FEATURES):
-        rows = queries if own is None else _take(X, own)
+        rows = queries if own is None else X if len(own) == X.shape[0] else rows_at(X, own)
         return exact_neighbors(Cloud.of(X), rows, k, own=own, within=within, n_jobs=n_jobs)
     if not _xp.is_numpy(xp):
         check_choice(metric, "metric", ("euclidean", "precomputed"))
     return _by_scikit_learn(X, queries, k, own=own, within=within, metric=metric, n_jobs=n_jobs)
-
-
-def _take(X: Array, positions: np.ndarray) -> Array:
-    xp = _xp.array_namespace(X)
-    if len(positions) == X.shape[0]:
-        return X
-    return xp.take(X, _xp.asarray_like(positions, X, dtype=xp.int64), axis=0)
 
 
 def _by_scikit_learn(
@@ -129,11 +138,20 @@ def _by_scikit_learn(
     # Trees and pairwise metrics work in float64, and measure by differences.
     rows = np.asarray(X if within is None else X[within], dtype=np.float64)
     tree = metric == "euclidean"
+    # A power of two leaves the digits alone, and keeps the squares of a tree from vanishing or overflowing.
+    scale = unit_scale(rows) if tree else 1.0
+    if tree:
+        rows = rows * scale
     finder = NearestNeighbors(metric=metric, algorithm="kd_tree" if tree else "auto", n_jobs=n_jobs).fit(rows)
     # One more than needed shows whether a tie is cut.
     size = min(k + (own is not None) + 1, len(places))
-    wanted = queries if own is None else rows if len(own) == len(places) else X[own]
-    distances, local = finder.kneighbors(np.asarray(wanted, dtype=np.float64), size)
+    if own is not None and len(own) == len(places):
+        wanted = rows
+    else:
+        wanted = np.asarray(queries if own is None else X[own], dtype=np.float64)
+        wanted = wanted * scale if tree else wanted
+    distances, local = finder.kneighbors(wanted, size)
+    distances = distances / scale
     indices = places[local]
     if own is not None:
         distances, indices = without_self(distances, indices, own)
@@ -142,8 +160,7 @@ def _by_scikit_learn(
     if not (tree and cut.size):
         return distances, indices
     # Trees cut ties anywhere: which of the rows equally far comes in is for the position to say.
-    of_library = queries if own is None else _take(X, own)
-    return refine(Cloud.of(X), of_library, distances, indices, cut, own=own, within=within)
+    return refine(Cloud.of(X), queries if own is None else X[own], distances, indices, cut, own=own, within=within)
 
 
 def without_self(distances: np.ndarray, indices: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from isogeom import _xp
 from isogeom._neighbors._duplicates import first_occurrences
-from isogeom._neighbors._rows import clip_neighbors, nearest, report_duplicates
+from isogeom._neighbors._rows import check_jobs, clip_neighbors, nearest, report_duplicates
 from isogeom._validation import check_choice, check_integer, check_rows, check_same_library
 from isogeom._xp import Array
 
@@ -51,7 +51,7 @@ class NeighborStream:
         check_choice(duplicates, "duplicates", ("drop", "raise", "keep"))
         self.anchors = check_rows(anchors, name="anchors", owner="NeighborStream")
         self.n_neighbors = check_integer(n_neighbors, "n_neighbors", low=1)
-        self.duplicates, self.n_jobs = duplicates, n_jobs
+        self.duplicates, self.n_jobs = duplicates, check_jobs(n_jobs)
         if len(first_occurrences(self.anchors)) < self.anchors.shape[0]:
             raise ValueError("anchors holds a row twice: pass distinct rows.")
         m = int(self.anchors.shape[0])

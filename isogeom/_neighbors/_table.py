@@ -11,8 +11,9 @@ import scipy.sparse as sp
 
 from isogeom import _xp
 from isogeom._neighbors._approximate import descend
+from isogeom._neighbors._arrays import from_arrays
 from isogeom._neighbors._precomputed import from_graph, from_matrix
-from isogeom._neighbors._rows import check_anchors, search_rows
+from isogeom._neighbors._rows import OTHER_ROWS, check_anchors, check_jobs, clip_neighbors, rows_at, search_rows
 from isogeom._neighbors._stream import NeighborStream
 from isogeom._results import format_value
 from isogeom._validation import check_choice, check_integer, check_rows
@@ -116,10 +117,11 @@ class NeighborTable:
         ValueError
             If the table has fewer than `k` neighbours.
         """
+        k = check_integer(k, "k", low=1)
         if k > self.n_neighbors:
             raise ValueError(
-                f"n_neighbors={k} neighbours are needed, but the table has {self.n_neighbors}: build it with "
-                f"NeighborTable.from_rows(X, n_neighbors={k})."
+                f"k={k} neighbours are needed, but the table has {self.n_neighbors}: make it with at least {k} "
+                f"neighbours, as NeighborTable.from_rows(X, n_neighbors={k}) does."
             )
         return replace(self, distances=self.distances[:, :k], indices=self.indices[:, :k])
 
@@ -130,7 +132,10 @@ class NeighborTable:
         return result
 
     def to_graph(self) -> sp.csr_array:
-        """Return the table as scikit-learn's sparse graph of distances, of shape (n_samples, n_samples)."""
+        """Return the table as scikit-learn's sparse graph of distances, of shape (n_samples, n_samples).
+
+        Rows that repeat an earlier one and were dropped have no entries; :meth:`from_precomputed` knows them by that.
+        """
         m, k = self.n_queries, self.n_neighbors
         rows = np.repeat(self.queries, k)
         data, columns = _xp.to_numpy(self.distances).ravel(), _xp.to_numpy(self.indices).ravel()
@@ -181,12 +186,13 @@ class NeighborTable:
             If there are fewer than 3 distinct rows, if a parameter is out of range, or if rows repeat and
             `duplicates` is 'raise'.
         """
-        check_choice(duplicates, "duplicates", _POLICIES)
         X = check_rows(X, name="X", min_samples=3, owner="NeighborTable")
-        n_neighbors = check_integer(n_neighbors, "n_neighbors", low=1)
-        chosen = check_anchors(anchors, int(X.shape[0]), random_state)
-        found = search_rows(X, n_neighbors, metric=metric, duplicates=duplicates, anchors=chosen, n_jobs=n_jobs)
-        return cls(**found, metric=metric, dtype=_dtype_name(X), X=X)
+        k = check_integer(n_neighbors, "n_neighbors", low=1)
+        table = search_table(
+            X, k, metric=metric, duplicates=duplicates, anchors=anchors, n_jobs=n_jobs, random_state=random_state
+        )
+        clip_neighbors(k, table.n_neighbors)
+        return table
 
     @classmethod
     def from_batches(
@@ -271,6 +277,7 @@ class NeighborTable:
             As :meth:`from_rows`.
         """
         check_choice(duplicates, "duplicates", _POLICIES)
+        check_jobs(n_jobs)
         X = check_rows(X, name="X", min_samples=3, owner="NeighborTable")
         n_neighbors = check_integer(n_neighbors, "n_neighbors", low=1)
         found = descend(X, n_neighbors, duplicates=duplicates, n_jobs=n_jobs, random_state=random_state)
@@ -284,9 +291,11 @@ class NeighborTable:
         ----------
         D : array-like or sparse matrix of shape (n_samples, n_samples)
             Distances between all rows; or a graph as :func:`sklearn.neighbors.kneighbors_graph` makes with
-            ``mode="distance"``, whose stored entries are the neighbours. The diagonal is ignored. It is not changed.
+            ``mode="distance"``, whose stored entries are the neighbours; it need not be symmetric. Rows of the graph
+            without any entry, in row and column, are taken as dropped repetitions, which :meth:`to_graph` leaves like
+            that: they take no part and are counted in `n_duplicates`. The diagonal is ignored. It is not changed.
         n_neighbors : int, default=None
-            Number of neighbours; None for all that every row has.
+            Number of neighbours; None for all that every row has. Clipped to that, with a warning.
         duplicates : {'drop', 'raise', 'keep'}, default='drop'
             As for :meth:`from_rows`; rows at distance 0 are the same row.
 
@@ -297,16 +306,17 @@ class NeighborTable:
         Raises
         ------
         ValueError
-            If the matrix is not square, not finite or has a negative entry, or there are fewer than 3 distinct rows.
+            If the matrix is not square, not symmetric (a difference of more than 1e-6 of the larger entry, and more
+            than rounding makes of it), not finite or has a negative entry; if a row of the graph is a neighbour but has
+            none; or if there are fewer than 3 distinct rows.
         """
-        check_choice(duplicates, "duplicates", _POLICIES)
         k = None if n_neighbors is None else check_integer(n_neighbors, "n_neighbors", low=1)
-        if sp.issparse(D):
-            found = from_graph(D, k, duplicates=duplicates)
-        else:
+        if not sp.issparse(D):
             D = check_rows(D, name="X", min_samples=3, owner="NeighborTable")
-            found = from_matrix(D, k, duplicates=duplicates)
-        return cls(**found, metric="precomputed", dtype=str(D.dtype).rpartition(".")[2])
+        table = read_table(D, k, duplicates=duplicates)
+        if k is not None:
+            clip_neighbors(k, table.n_neighbors, limit=limit_of(table))
+        return table
 
     @classmethod
     def from_arrays(
@@ -333,7 +343,8 @@ class NeighborTable:
         queries : array-like of shape (n_queries,), default=None
             Position of each row of the table; None for the first ones in order.
         metric : str, default='euclidean'
-            Name of the metric, as information.
+            Name of the metric. Estimators search new rows by it, so where `X` is given it should be one of
+            :meth:`from_rows`.
         recall : float, default=1.0
             Measured share of true neighbours, 0 to 1.
         X : array-like of shape (n_samples, n_features), default=None
@@ -346,39 +357,52 @@ class NeighborTable:
         Raises
         ------
         ValueError
-            If shapes differ, a distance is negative, not finite or smaller than the one before it, or a position is
-            out of range or the row's own.
+            If shapes differ, a distance is negative, not finite or smaller than the one before it, a position is no
+            integer, out of range, repeated in its row or the row's own, a row is listed twice, or `recall` is not
+            between 0 and 1.
         """
-        distances = check_rows(distances, name="distances", owner="NeighborTable")
-        xp = _xp.array_namespace(distances)
-        device = _xp.device(distances)
-        distances = xp.astype(distances, _xp.accumulator_dtype(xp, device))
-        indices = (
-            xp.astype(indices, xp.int64)
-            if _xp.is_foreign(indices)
-            else _xp.asarray_like(np.asarray(indices, dtype=np.int64), distances, dtype=xp.int64)
-        )
-        if indices.shape != distances.shape:
-            raise ValueError(
-                f"indices has shape {tuple(indices.shape)}, distances {tuple(distances.shape)}: they must agree."
-            )
-        if not bool(xp.all(distances >= 0)) or not bool(xp.all(distances[:, 1:] >= distances[:, :-1])):
-            raise ValueError("distances must be nonnegative and increase along every row: sort each row first.")
-        n = int(distances.shape[0]) if n_samples is None else check_integer(n_samples, "n_samples", low=1)
-        at = np.arange(int(distances.shape[0])) if queries is None else np.asarray(queries, dtype=np.int64)
-        host = _xp.to_numpy(indices)
-        if at.shape != (distances.shape[0],) or at.min() < 0 or at.max() >= n:
-            raise ValueError(f"queries must hold {distances.shape[0]} positions from 0 to {n - 1}.")
-        if host.min() < 0 or host.max() >= n:
-            raise ValueError(f"indices must be positions from 0 to n_samples - 1 = {n - 1}.")
-        if bool((host == at[:, np.newaxis]).any()):
-            raise ValueError("indices holds a row's own position: leave the row itself out (drop the first column).")
+        found = from_arrays(distances, indices, n_samples, queries, recall)
+        n = found["n_samples"]
         if X is not None:
             X = check_rows(X, name="X", owner="NeighborTable")
             if X.shape[0] != n:
                 raise ValueError(f"X has {X.shape[0]} rows, but n_samples={n}.")
-        dtype = _dtype_name(distances if X is None else X)
-        return cls(distances, indices, at, n, n, 0, metric, dtype, float(recall), X)
+        dtype = _dtype_name(found["distances"] if X is None else X)
+        return cls(**found, metric=metric, dtype=dtype, X=X)
+
+
+def search_table(
+    X: Array, k: int, *, metric: str, duplicates: str, anchors: Any, n_jobs: int | None, random_state: Any
+) -> NeighborTable:
+    """Return the table of `NeighborTable.from_rows`, of `k` neighbours or, without a warning, as many as there are."""
+    check_choice(duplicates, "duplicates", _POLICIES)
+    check_jobs(n_jobs)
+    chosen = check_anchors(anchors, int(X.shape[0]), random_state)
+    found = search_rows(X, k, metric=metric, duplicates=duplicates, anchors=chosen, n_jobs=n_jobs)
+    return NeighborTable(**found, metric=metric, dtype=_dtype_name(X), X=X)
+
+
+def read_table(D: Any, k: int | None, *, duplicates: str) -> NeighborTable:
+    """Return the table of `NeighborTable.from_precomputed`, of `k` neighbours or, without a warning, fewer."""
+    check_choice(duplicates, "duplicates", _POLICIES)
+    found = (from_graph if sp.issparse(D) else from_matrix)(D, k, duplicates=duplicates)
+    return NeighborTable(**found, metric="precomputed", dtype=str(D.dtype).rpartition(".")[2])
+
+
+def part_of(table: NeighborTable, positions: np.ndarray) -> NeighborTable:
+    """Return the table of some rows, whose neighbours remain all rows, as anchors give it."""
+    chosen = np.flatnonzero(np.isin(table.queries, positions))
+    if not chosen.size:
+        raise ValueError(f"anchors holds none of the {table.n_queries} rows that the table lists: choose others.")
+    distances, indices = rows_at(table.distances, chosen), rows_at(table.indices, chosen)
+    return replace(table, distances=distances, indices=indices, queries=table.queries[chosen])
+
+
+def limit_of(table: NeighborTable) -> str:
+    """Return what limits the number of neighbours of a table, in words."""
+    if table.n_neighbors >= table.n_reference - 1:
+        return OTHER_ROWS
+    return f"the number of neighbours in the {'graph' if table.metric == 'precomputed' else 'table'}"
 
 
 def _dtype_name(x: Array) -> str:

@@ -6,7 +6,10 @@ import numpy as np
 
 from isogeom._neighbors import NeighborTable
 from isogeom.dimension._base import Estimate
-from isogeom.dimension._dependence import inflation, normal_interval
+from isogeom.dimension._dependence import Inflation, inflation, normal_interval
+
+# Relative spreads below this are rounding.
+_ROUNDING = 1e-10
 
 
 def usable(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -32,6 +35,7 @@ def from_mean(
     dimension: float,
     slope: float,
     level: float,
+    centred: bool = False,
 ) -> Estimate:
     """Return the estimate `dimension`, a function of the mean of `values` with derivative `slope` there.
 
@@ -47,15 +51,24 @@ def from_mean(
         Value and derivative of the function at the mean.
     level : float
         Confidence level.
+    centred : bool, default=False
+        Whether to make up for the products of deviations from the mean of the values, not from their expectation: it
+        matters where rows are linked to a good part of all others.
 
     Returns
     -------
     Estimate
-        Its nominal standard error is that of independent rows.
+        Its nominal standard error is that of independent rows. Without errors where all values are equal.
     """
     n = len(values)
     nominal = abs(slope) * float(np.std(values, ddof=1)) / np.sqrt(n)
+    if nominal <= _ROUNDING * dimension:
+        # Equal values say nothing of the error.
+        return Estimate(dimension, None, None, n, table.n_queries - n, {"dimension_std_nominal_": None})
     found = inflation(values, used, table, rank)
+    if centred:
+        # Each product is too small by the variance of the mean, and freedom is that of all pairs over those linked.
+        found = Inflation(found.ratio * found.freedom / (found.freedom - 1), found.freedom)
     std = float(nominal * np.sqrt(found.ratio))
     interval = normal_interval(dimension, std, found, level)
     attributes = {"dimension_std_nominal_": float(nominal)}

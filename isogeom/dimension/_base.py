@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +13,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
-from isogeom._neighbors._rows import nearest
+from isogeom._neighbors._rows import check_anchors, check_jobs, clip_neighbors, nearest, report_duplicates, rows_at
+from isogeom._neighbors._table import limit_of, part_of, read_table, search_table
 from isogeom._validation import Transformer, check_integer, check_real, check_same_library
 from isogeom._xp import Array
+from isogeom.dimension._doubts import report_doubts
 
 # Rows whose local dimensions are computed at a time.
 _BLOCK = 1024
@@ -57,6 +60,8 @@ class DimensionEstimator(Transformer):
     _needs_rows = False
     # Whether `_estimate` needs the distances between all rows of a precomputed matrix, not only the nearest.
     _needs_all_distances = False
+    # Rows that can be neighbours, where `anchors` chose a part of a table of distances.
+    _distinct: np.ndarray | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -69,8 +74,10 @@ class DimensionEstimator(Transformer):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features) or NeighborTable
-            Rows; or a table of their neighbours, which spares the search. With ``metric="precomputed"``, the distances
-            between all rows, or a sparse graph of neighbours.
+            Rows; or a table of their neighbours, which spares the search: its metric and its policy for duplicates
+            take the place of those of the estimator, `n_jobs` has nothing to do, and `anchors` chooses among the rows
+            that it lists. With ``metric="precomputed"``, the distances between all rows, symmetric, or a sparse graph
+            of neighbours.
         y : None
             Ignored.
 
@@ -82,10 +89,14 @@ class DimensionEstimator(Transformer):
         Raises
         ------
         ValueError
-            If there are fewer than 3 distinct rows or a parameter is out of range.
+            If there are fewer than 3 distinct rows, a parameter is out of range, a table has fewer neighbours than
+            are needed, or rows repeat and `duplicates` is 'raise'.
         """
         self._check_parameters()
+        self._distinct = None
         table = self._read(X)
+        self._check_length(table, given=isinstance(X, NeighborTable))
+        self._search_metric = table.metric if isinstance(X, NeighborTable) and table.X is not None else self.metric
         if self._needs_rows and table.X is None:
             raise ValueError(
                 f"{type(self).__name__} needs the rows, not only their distances: pass X, or a table made with "
@@ -100,6 +111,7 @@ class DimensionEstimator(Transformer):
         self.n_duplicates_ = table.n_duplicates
         for name, value in estimate.attributes.items():
             setattr(self, name, value)
+        report_doubts(type(self).__name__, estimate, table)
         return self
 
     def transform(self, X: Any) -> Array:
@@ -109,32 +121,48 @@ class DimensionEstimator(Transformer):
         ----------
         X : array-like of shape (n_queries, n_features) or NeighborTable
             Rows, in the library and on the device of those of `fit`: a row that coincides with one of those is
-            treated as that row. A table gives the rows it was made for.
+            treated as that row; rows of another precision are compared in the lower one. A table gives the rows that
+            it lists: without the rows that repeat an earlier one, if those were dropped, and those that are no anchors;
+            one with fewer neighbours than `n_neighbors_local` gives local dimensions from those, with a warning.
 
         Returns
         -------
         array of shape (n_queries, 1)
-            Finite; where the neighbourhood gives no value (all its distances are tied), `dimension_`.
+            Finite; where the neighbourhood gives no value (all its distances are tied), `dimension_`. A row far from
+            all others has nearly equal distances to them, so its value is huge, about its distance over the width of
+            the cloud: clip such values, or take their logarithm, before a model that is sensitive to scale.
 
         Raises
         ------
         ValueError
-            If the number of features differs from that of `fit`.
+            If the number of features differs from that of `fit`, or a table has no neighbours.
         """
         check_is_fitted(self, "dimension_")
         k = check_integer(self.n_neighbors_local, "n_neighbors_local", low=2)
         if isinstance(X, NeighborTable):
             self._check_same_rows(X)
-            k = min(k, X.n_neighbors)
+            k = self._clipped_local(k, X.n_neighbors, X.n_reference - 1, limit_of(X))
             found, like = X.first(k), X.distances
-            queries = None if X.X is None else _rows_at(X.X, X.queries)
+            queries = None if X.X is None else rows_at(X.X, X.queries)
             return self._finite(self._local(found.distances, found.indices, queries), like)
         queries, like = self._check_queries(X)
         parts = []
         for block in _blocks(queries):
             distances, indices = self._neighborhoods(block, k)
-            parts.append(self._local(distances, indices, None if self.metric == "precomputed" else block))
+            parts.append(self._local(distances, indices, None if self._search_metric == "precomputed" else block))
+        if sp.issparse(queries):
+            pool = self._pool()
+            most = (self.table_.n_samples if pool is None else len(pool)) - 1
+            self._clipped_local(k, int(distances.shape[1]), most, "the number of neighbours in the graph")
         return self._finite(_xp.array_namespace(parts[0]).concat(parts, axis=0), like)
+
+    def _clipped_local(self, k: int, available: int, most: int, limit: str) -> int:
+        """Return the number of neighbours of `transform`; the warning is for those that a longer table would have."""
+        if available == 0:
+            raise ValueError("X is a table without neighbours: pass the rows, or NeighborTable.from_rows(X).")
+        if available < min(k, most):
+            return clip_neighbors(k, available, f"{type(self).__name__}.n_neighbors_local", limit)
+        return min(k, most)
 
     def _check_same_rows(self, table: NeighborTable) -> None:
         """Raise unless the neighbours in a table are those of `fit`: their positions would mean other rows."""
@@ -148,9 +176,9 @@ class DimensionEstimator(Transformer):
         """Validate the parameters of all estimators; subclasses add theirs."""
         check_integer(self.n_neighbors_local, "n_neighbors_local", low=2)
         if hasattr(self, "confidence_level"):
-            level = check_real(self.confidence_level, "confidence_level", low=0, high=1)
-            if level in (0.0, 1.0):
-                raise ValueError(f"confidence_level={level!r} must lie between 0 and 1, both excluded.")
+            check_level(self.confidence_level)
+        if hasattr(self, "n_jobs"):
+            check_jobs(self.n_jobs)
 
     def _n_needed(self) -> int:
         """Number of neighbours that `_estimate` needs; 0 if it needs none."""
@@ -170,23 +198,27 @@ class DimensionEstimator(Transformer):
     def _read(self, X: Any) -> NeighborTable:
         """Return the table of `X`."""
         if isinstance(X, NeighborTable):
+            self._forget_features()
             if X.X is not None:
                 self.n_features_in_ = int(X.X.shape[1])
-            elif hasattr(self, "n_features_in_"):
-                del self.n_features_in_
-            X.first(min(self._n_needed(), X.n_reference - 1))
-            return X
+            report_duplicates(X.n_duplicates, X.n_samples, getattr(self, "duplicates", "drop"))
+            return self._of_anchors(X)
         if self.metric == "precomputed":
             k = None
-            if not sp.issparse(X):
+            if sp.issparse(X):
+                self._forget_features()
+                self.n_features_in_ = int(X.shape[1])
+            else:
                 X = self._check_X(X, reset=True, min_samples=3)
-                k = None if self._needs_all_distances else self._clipped(X, self._n_searched())
-            self.n_features_in_ = int(X.shape[1])
-            return NeighborTable.from_precomputed(X, k, duplicates=self.duplicates)
-        X = self._check_X(X, reset=True, min_samples=3)
-        return NeighborTable.from_rows(
+                k = None if self._needs_all_distances else max(self._n_searched(), 1)
+            return self._of_anchors(read_table(X, k, duplicates=self.duplicates))
+        return self._search(self._check_X(X, reset=True, min_samples=3))
+
+    def _search(self, X: Array) -> NeighborTable:
+        """Return the table of rows: of as many neighbours as there are, up to those searched."""
+        return search_table(
             X,
-            self._clipped(X, self._n_searched()),
+            max(self._n_searched(), 1),
             metric=self.metric,
             duplicates=self.duplicates,
             anchors=getattr(self, "anchors", None),
@@ -194,19 +226,57 @@ class DimensionEstimator(Transformer):
             random_state=getattr(self, "random_state", 0),
         )
 
-    def _clipped(self, X: Array, searched: int) -> int:
-        """Return the number of neighbours to search: the warning is for those needed, not for those that help."""
-        return max(min(searched, int(X.shape[0]) - 1), self._n_needed(), 1)
+    def _forget_features(self) -> None:
+        """Drop what an earlier `fit` knew of the features: a table and a graph have no names."""
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self, name):
+                delattr(self, name)
+
+    def _of_anchors(self, table: NeighborTable) -> NeighborTable:
+        """Return the part of a table that `anchors` chooses, of the rows that it lists."""
+        chosen = check_anchors(getattr(self, "anchors", None), table.n_samples, getattr(self, "random_state", 0))
+        if chosen is None:
+            return table
+        # Distances alone do not tell later which rows can be neighbours.
+        self._distinct = table.queries if table.n_queries == table.n_reference else None
+        return part_of(table, chosen)
+
+    def _check_length(self, table: NeighborTable, given: bool) -> None:
+        """Warn if there are fewer neighbours than needed; raise if a longer table could be made (`given`)."""
+        needed, available = self._n_needed(), table.n_neighbors
+        # A table without columns is that of an estimator that searches by itself.
+        if available >= needed or (available == 0 and not given):
+            return
+        owner = type(self).__name__
+        names = ("n_neighbors", "n_neighbors_max")
+        name = next((name for name in names if isinstance(getattr(self, name, None), numbers.Integral)), None)
+        if given and available < table.n_reference - 1:
+            raise ValueError(
+                f"{owner if name is None else f'{name}={getattr(self, name)} of {owner}'} needs a table of {needed} "
+                f"neighbours, but this one has {available}: make it with n_neighbors={needed} or more"
+                f"{'.' if name is None else f', or lower {name}.'}"
+            )
+        if available < 2 <= needed:
+            raise ValueError(f"Every row has {available} neighbour, {limit_of(table)}: {owner} needs 2 at least.")
+        # Some estimators need a neighbour more than the parameter says.
+        extra = 0 if name is None else needed - int(getattr(self, name))
+        less = f"{extra} less than " if extra else ""
+        clip_neighbors(needed - extra, available - extra, f"{owner}.{name or 'n_neighbors'}", less + limit_of(table))
 
     def _check_queries(self, X: Any) -> tuple[Any, Array]:
         """Return the validated rows of `transform`, and an array with their number, library and dtype."""
         table = self.table_
-        if self.metric == "precomputed":
+        if self._search_metric == "precomputed":
+            if not sp.issparse(X):
+                X = self._check_X(X, reset=False)
+                self._check_library(X, table.distances)
+            if X.shape[1] != table.n_samples:
+                raise ValueError(
+                    f"X has {X.shape[1]} columns, but distances to the {table.n_samples} rows of fit are expected."
+                )
             if sp.issparse(X):
                 X = sp.csr_array(X, dtype=np.float64)
                 return X, np.zeros(X.shape[0])
-            X = self._check_X(X, reset=False)
-            self._check_library(X, table.distances)
             return X, X
         if table.X is None:
             raise ValueError(
@@ -230,6 +300,8 @@ class DimensionEstimator(Transformer):
         table = self.table_
         if table.n_queries == table.n_reference:
             return table.queries
+        if self._distinct is not None:
+            return self._distinct
         # Anchors: the table does not list the rows that were searched.
         from isogeom._neighbors._duplicates import first_occurrences
 
@@ -240,19 +312,32 @@ class DimensionEstimator(Transformer):
         pool = self._pool()
         n = self.table_.n_samples if pool is None else len(pool)
         k = min(k, n - 1)
-        if self.metric == "precomputed":
+        if self._search_metric == "precomputed":
             from isogeom._neighbors._precomputed import query_graph, query_matrix
 
             query = query_graph if sp.issparse(block) else query_matrix
             distances, indices = query(block, k + 1, pool)
         else:
             distances, indices = nearest(
-                self.table_.X, block, k + 1, within=pool, metric=self.metric, n_jobs=getattr(self, "n_jobs", None)
+                self.table_.X,
+                block,
+                k + 1,
+                within=pool,
+                metric=self._search_metric,
+                n_jobs=getattr(self, "n_jobs", None),
             )
         xp = _xp.array_namespace(distances)
-        width = int(distances.shape[1]) - 1
         # The first column is the row itself where it is at distance 0; else the last one is not needed.
         own = distances[:, :1] == 0
+        fitted: Any = self.table_.X
+        if self._search_metric != "precomputed" and block.dtype != fitted.dtype:
+            # The precision that one of them has lost would make the row its own neighbour.
+            near = xp.astype(xp.take(fitted, indices[:, 0], axis=0), xp.float32)
+            own = own | xp.all(near == xp.astype(block, xp.float32), axis=1, keepdims=True)
+        if not bool(xp.any(own)):
+            # A graph may have no neighbour to spare.
+            return distances[:, :k], indices[:, :k]
+        width = int(distances.shape[1]) - 1
         return (
             xp.where(own, distances[:, 1:], distances[:, :width]),
             xp.where(own, indices[:, 1:], indices[:, :width]),
@@ -292,9 +377,12 @@ def _shape(table: NeighborTable) -> tuple[int, ...] | None:
     return None if table.X is None else tuple(table.X.shape)
 
 
-def _rows_at(X: Array, positions: np.ndarray) -> Array:
-    xp = _xp.array_namespace(X)
-    return xp.take(X, _xp.asarray_like(positions, X, dtype=xp.int64), axis=0)
+def check_level(value: Any) -> float:
+    """Return a confidence level, or raise ValueError unless it lies between 0 and 1."""
+    level = check_real(value, "confidence_level", low=0, high=1)
+    if level in (0.0, 1.0):
+        raise ValueError(f"confidence_level={value!r} must lie between 0 and 1, both excluded.")
+    return level
 
 
 def log_ratios(distances: Array, near: int, far: int) -> tuple[Array, np.ndarray]:

@@ -95,6 +95,9 @@ class CorrelationDimension(DimensionEstimator):
     between the ranks k n_min / n_max and k ('radii'), over all of these ranks ('regression'), or ``(k - 2) / sum
     ln(r_k / r_j)`` ('takens'), k = `n_neighbors_local`. Relative noise for k = 100 is about 0.14, 0.15 and 0.1.
 
+    A row far from all others has nearly equal distances to them, so its local value is huge: about its distance over
+    the width of the cloud. Clip such values, or take their logarithm, before a model that is sensitive to scale.
+
     References
     ----------
     P. Grassberger and I. Procaccia, "Measuring the strangeness of strange attractors", Physica D 9, 1983.
@@ -163,7 +166,9 @@ class CorrelationDimension(DimensionEstimator):
         low, high = int(self.n_neighbors_min), int(self.n_neighbors_max)
         available = table.n_reference - 1 if table.n_neighbors == 0 else table.n_neighbors
         if high > available:
-            high = clip_neighbors(high, available)
+            # A table or a matrix that is too short has been reported already.
+            searched = table.n_neighbors > 0
+            high = available if searched else clip_neighbors(high, available, f"{type(self).__name__}.n_neighbors_max")
             low = min(low, high - 1)
         if low < 1:
             raise ValueError(f"Every row has {available} neighbour(s): at least 2 are needed.")

@@ -7,7 +7,7 @@ from scipy import special
 
 from isogeom import _xp
 from isogeom._xp import Array
-from isogeom.dimension._patches import patches
+from isogeom.dimension._patches import offset_patches
 
 # Angles that all agree have an infinite concentration, which no mean survives.
 _LONGEST = 1 - 1e-4
@@ -23,7 +23,7 @@ def angle_moments(X: Array, queries: Array | np.ndarray, distances: Array, indic
     array of shape (m, 2)
         NaN where a neighbour is at distance 0.
     """
-    parts = [_moments(offsets, shares) for offsets, shares in patches(X, queries, distances, indices)]
+    parts = [_moments(offsets, shares) for offsets, shares in offset_patches(X, queries, distances, indices)]
     return _xp.array_namespace(X).concat(parts, axis=0)
 
 

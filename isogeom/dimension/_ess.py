@@ -48,11 +48,10 @@ class ESS(DimensionEstimator):
     ----------
     dimension_ : float
         The estimate, at least 1.
-    dimension_std_ : float
-        Its standard error, corrected for the dependence of rows that are neighbours.
-    dimension_interval_ : tuple of float
-        Confidence interval with the same correction, around the mean of the estimate: its bias is not covered. Large
-        patches overlap farther than the correction reaches: in dimension 5 it is about a fifth too short.
+    dimension_std_ : float or None
+        Its standard error, corrected for the dependence of rows that are neighbours; see the notes.
+    dimension_interval_ : tuple of float or None
+        Confidence interval with the same correction, around the mean of the estimate: its bias is not covered.
     dimension_std_nominal_ : float
         The standard error for independent rows.
     n_samples_used_, n_samples_dropped_, n_duplicates_ : int
@@ -75,6 +74,12 @@ class ESS(DimensionEstimator):
     Directions uniform on the sphere in dimension n have the mean ``e_a(n) = Gamma(n/2)^2 / (Gamma((n+1)/2)
     Gamma((n-1)/2))`` or ``e_b(n) = Gamma(n/2) / (sqrt(pi) Gamma((n+1)/2))``. The dimension is n where e is s, linear
     between integers. Curvature and noise of the whole patch enter: it must lie where the manifold is nearly flat.
+
+    The standard error is a rough one where patches are large: they overlap farther than neighbours tell. Over repeated
+    samples it was, with k = 20, within 15 % of the true one (300 and 2000 uniform rows of dimension 3); with k = 50,
+    0.8 of it (600 rows of dimension 5); with k = 100, 0.5, 1.1 and 1.7 times it (300, 600 and 2000 rows of dimension
+    3), and 0.65 of it (2000 Gaussian rows of dimension 10). It is None where all patches are alike. It looks at 2k
+    neighbours: a table that has fewer gives another one.
 
     `transform` gives the value of the patch of one row. Patches are treated a bounded block at a time; for numpy rows
     by a compiled kernel.
@@ -132,9 +137,14 @@ class ESS(DimensionEstimator):
     def _n_needed(self) -> int:
         return int(self.n_neighbors)
 
+    def _n_searched(self) -> int:
+        return 2 * int(self.n_neighbors)
+
     def _estimate(self, table: NeighborTable) -> Estimate:
         check_coordinates(table, type(self).__name__)
         k = min(int(self.n_neighbors), table.n_neighbors)
+        if k < 3:
+            raise ValueError(f"ESS needs patches of 3 neighbours, so 4 distinct rows; here rows have {k} neighbours.")
         near = table.first(k)
         found = _xp.to_numpy(patch_skewness(table.X, table.queries, near.distances, near.indices, self.version))
         # A skewness of 0 (a line, version 'a') is a value like any other.
@@ -147,7 +157,7 @@ class ESS(DimensionEstimator):
             values, _ = invert(values, self.version)
             dimension, slope = float(values.mean()), 1.0
         level = self.confidence_level
-        return from_mean(values, used, table, rank=k, dimension=dimension, slope=slope, level=level)
+        return from_mean(values, used, table, rank=k, dimension=dimension, slope=slope, level=level, centred=True)
 
     def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:
         centers = check_queries(queries, type(self).__name__)

@@ -199,6 +199,9 @@ def count_paths(
     facts : ndarray of shape (n_sources, 3)
         Largest distance, sum of distances and of their squares, of each source.
     """
+    if len(groups) and not 0 <= groups.min() <= groups.max() < n_groups:
+        # The kernel does not check its indices.
+        raise ValueError(f"groups has entries from {groups.min()} to {groups.max()}, outside 0 to {n_groups - 1}.")
     kernel = available("path_counts", np, np.dtype(np.float64), float(len(sources)) * len(graph.ends))
     count = _compiled_counts(graph, kernel) if kernel is not None else _plain_counts(graph)
     blocks = [slice(start, start + _BLOCK_SOURCES) for start in range(0, len(sources), _BLOCK_SOURCES)]

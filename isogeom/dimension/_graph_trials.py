@@ -170,7 +170,7 @@ def published_trial(graphs: NeighborGraphs, k: int, rows: np.ndarray, n_bins: in
     """Fit as published: distances between all rows, in bins from the smallest to the largest of them."""
     graph = graphs.component(k)
     sources, groups = sources_of(graph, rows, None)
-    _, facts = count_paths(graph, sources, groups, np.zeros(1), 1, n_jobs)
+    _, facts = count_paths(graph, sources, groups, np.zeros(1), _GROUPS, n_jobs)
     # The shortest edge is the shortest path.
     ends = float(graph.weights.min()), float(facts[:, 0].max())
     edges = _edges(*ends, n_bins)

@@ -136,7 +136,8 @@ class Gride(PooledEstimator):
         Returns
         -------
         float
-            Mean log density of the ratio ``r_n2 / r_n1``, natural logarithm.
+            Mean log density of the ratio ``r_n2 / r_n1``, natural logarithm. Ratios of other ranks have other laws:
+            scores compare dimensions and rows at equal `n1` and `n2`; they do not choose these.
         """
         n1, n2 = self._ranks()
 
@@ -167,12 +168,17 @@ class Gride(PooledEstimator):
     def _n_searched(self) -> int:
         return max(2 * self._ranks()[1], int(self.max_neighbors))
 
+    def _check_length(self, table: NeighborTable, given: bool) -> None:
+        # A ratio of other ranks would be another estimate: nothing is clipped.
+        n2, available = self._ranks()[1], table.n_neighbors
+        if n2 > available:
+            longer = f", or make the table with n_neighbors={n2} or more" if given else ""
+            raise ValueError(
+                f"n2={n2} is above the {available} neighbours that every row has: choose smaller ranks{longer}."
+            )
+
     def _estimate(self, table: NeighborTable) -> Estimate:
         n1, n2 = self._ranks()
-        if n2 > table.n_neighbors:
-            raise ValueError(
-                f"n2={n2} is above the {table.n_neighbors} neighbours that every row has: choose smaller ranks."
-            )
         logs, used = log_ratios(table.distances, n1, n2)
         value = ratio_estimate(logs, used, table, n1, n2, self.confidence_level)
         scales = gride_scales(table, int(self.max_neighbors), self.confidence_level)
@@ -202,7 +208,7 @@ def gride_scales(table: NeighborTable, max_neighbors: int, level: float) -> dict
             )
         n1 *= 2
     names = ("n1", "n2", "radius", "dimension", "std", "lower", "upper", "n_samples_used")
-    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    return {name: np.array([row[i] for row in rows]) for i, name in enumerate(names)}
 
 
 def ratio_estimate(

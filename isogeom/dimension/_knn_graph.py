@@ -100,6 +100,10 @@ class KNNGraphDimension(DimensionEstimator):
     :math:`\beta = V_d^{-\gamma / d} \sum_{j \le k} \Gamma(j + \gamma / d) / \Gamma(j)`, :math:`V_d` the volume of the
     unit ball, which gives the entropy from the mean of :math:`\ln L - \alpha \ln n`.
 
+    Sub-samples are drawn from the rows in order of their distances: the result does not depend on the order the rows
+    came in, unless distances tie. A few rows far from all others can hold most of the length, and then decide the
+    slope: drop outliers first.
+
     Neighbours within a sub-sample are exact: they are read off a table of all rows' neighbours, and searched among the
     rows of the sub-sample where the table does not reach far enough. The boundary bends the power law, so dimensions
     above about 10 come out too small. Lengths are computed on the host.
@@ -185,20 +189,20 @@ class KNNGraphDimension(DimensionEstimator):
         sizes = sample_sizes(n, int(self.n_sizes), float(self.min_share), k + 1)
         rng = _random.check_rng(self.random_state, "random_state")
         graph = _Graph(table, k, gamma, self.n_jobs)
+        # Draws are from rows in the order of their distances, so that the order they came in does not matter.
+        # Two: nearest neighbours of each other have the same nearest distance.
+        order = np.argsort(graph.distances[:, : max(k, 2)].sum(axis=1), kind="stable")
         growth = Growth.empty(sizes, int(self.n_repeats), n)
         for q, size in enumerate(sizes):
             for r in range(int(self.n_repeats)):
-                rows = np.sort(rng.permutation(n)[:size]) if size < n else np.arange(n)
+                rows = np.sort(order[rng.permutation(n)[:size]]) if size < n else np.arange(n)
                 growth.add(q, r, rows, graph.parts(rows))
         return self._summary(growth, table, graph.unit, k)
 
     def _summary(self, growth: Growth, table: NeighborTable, unit: float, k: int) -> Estimate:
         gamma, slope = float(self.gamma), growth.slope
         if not slope < 1:
-            raise ValueError(
-                f"The length of the graph grows with the number of rows to the power {slope:.3g}, which no finite "
-                "dimension explains: pass more rows, or raise n_neighbors or n_repeats."
-            )
+            raise ValueError(growth.complaint("graph", "raise n_neighbors or n_repeats"))
         by_slope = gamma / (1 - slope)
         most = int(self.n_features_in_) if table.X is not None else _MOST
         integer = integer_dimension(growth.sizes, growth.lengths, gamma, most)

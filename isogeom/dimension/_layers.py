@@ -12,9 +12,10 @@ from sklearn.base import clone
 
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
-from isogeom._neighbors._rows import check_anchors
+from isogeom._neighbors._rows import check_anchors, check_jobs, clip_neighbors
+from isogeom._neighbors._table import limit_of, search_table
 from isogeom._results import Result, _require
-from isogeom._validation import check_rows
+from isogeom._validation import check_integer, check_rows
 from isogeom.dimension._base import DimensionEstimator
 from isogeom.dimension._mle import MLE
 from isogeom.dimension._twonn import TwoNN
@@ -31,7 +32,7 @@ class LayerDimensions(Result):
     dimension, lower, upper : ndarray of float
         Estimate and ends of its confidence interval; NaN ends where an estimator gives none.
     n_samples_used, n_neighbors : ndarray of int
-        Rows that entered, and neighbours in the shared table.
+        Rows that entered, and neighbours in the table of the layer, which estimators without neighbours leave aside.
     radius : ndarray of float
         Mean distance to the last neighbour of the table, in the unit of the layer.
     seconds : ndarray of float
@@ -65,7 +66,7 @@ class LayerDimensions(Result):
         width = max([len(str(name)) for name in self.layer] + [5])
         lines = [f"{'layer':<{width}}  {'dimension':>9}  {'interval':^19}  estimator"]
         for i in range(len(self.layer)):
-            ends = f"{self.lower[i]:.4g} to {self.upper[i]:.4g}"
+            ends = "none" if np.isnan(self.lower[i]) else f"{self.lower[i]:.4g} to {self.upper[i]:.4g}"
             lines.append(f"{self.layer[i]:<{width}}  {self.dimension[i]:>9.4g}  {ends:^19}  {self.estimator[i]}")
         return "\n".join(lines)
 
@@ -93,7 +94,8 @@ def layer_dimensions(
     estimators : sequence of dimension estimators, default=None
         They are cloned and fitted on the table of the layer. None for ``[TwoNN(method="mle"), MLE()]``.
     n_neighbors : int, default=None
-        Size of the shared tables; None for the most that an estimator asks for.
+        Size of the shared tables, at least what every estimator needs; None for the most that one asks for. Clipped,
+        with a warning, to one less than the number of distinct rows of the layer.
     anchors : int or array-like of int, default=None
         Rows to use, among the neighbours of all rows: that many drawn at random, or these positions.
     metric : str, default='euclidean'
@@ -113,9 +115,10 @@ def layer_dimensions(
     Raises
     ------
     TypeError
-        If `layers` is no mapping or an estimator is none of this package's.
+        If `layers` is no mapping of names to rows, or an estimator is none of this package's.
     ValueError
-        If `layers` is empty, or a layer cannot be estimated; the message names it.
+        If `layers` or `estimators` is empty, `n_neighbors` is too small for an estimator, or a layer cannot be
+        estimated; the message names it.
 
     Examples
     --------
@@ -132,31 +135,71 @@ def layer_dimensions(
         raise TypeError(f"layers must map names to rows, got {type(layers).__name__}: pass {{'layer 0': X}}.")
     if not layers:
         raise ValueError("layers is empty: pass at least one name and its rows.")
-    models = [TwoNN(method="mle"), MLE()] if estimators is None else list(estimators)
-    for model in models:
-        if not isinstance(model, DimensionEstimator):
-            raise TypeError(f"estimators holds a {type(model).__name__}; pass estimators of isogeom.dimension.")
-    wanted = max(model._n_searched() for model in models) if n_neighbors is None else n_neighbors
+    models = _checked_models(estimators)
+    check_jobs(n_jobs)
+    wanted = _table_size(models, n_neighbors)
     rows: list[tuple[Any, ...]] = []
     chosen: dict[int, Any] = {}
     for name, X in layers.items():
+        if isinstance(X, NeighborTable):
+            raise TypeError(f"Layer {name!r} is a NeighborTable: pass its rows, or fit the estimators on the table.")
         try:
             X = check_rows(X, name="X", min_samples=3, owner="layer_dimensions")
             n = int(X.shape[0])
             if n not in chosen:
                 chosen[n] = check_anchors(anchors, n, random_state)
-            rows += _layer(str(name), X, models, max(min(wanted, n - 1), 2), chosen[n], metric, duplicates, n_jobs)
+            begun = time.perf_counter()
+            table = search_table(
+                X,
+                wanted,
+                metric=metric,
+                duplicates=duplicates,
+                anchors=chosen[n],
+                n_jobs=n_jobs,
+                random_state=random_state,
+            )
+            searched = time.perf_counter() - begun
+            if n_neighbors is not None:
+                limit = f"{limit_of(table)} of layer {name!r}"
+                clip_neighbors(wanted, table.n_neighbors, "layer_dimensions.n_neighbors", limit)
+            rows += _layer(str(name), table, models, searched)
         except ValueError as error:
             raise ValueError(f"Layer {name!r}: {error}") from error
     return LayerDimensions(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def _layer(
-    name: str, X: Any, models: list[Any], k: int, anchors: Any, metric: str, duplicates: str, n_jobs: int | None
-) -> list[tuple[Any, ...]]:
-    begun = time.perf_counter()
-    table = NeighborTable.from_rows(X, k, metric=metric, duplicates=duplicates, anchors=anchors, n_jobs=n_jobs)
-    searched = time.perf_counter() - begun
+def _checked_models(estimators: Any) -> list[DimensionEstimator]:
+    """Return the estimators as a list, with valid parameters."""
+    if estimators is None:
+        return [TwoNN(method="mle"), MLE()]
+    if isinstance(estimators, DimensionEstimator):
+        raise TypeError(f"estimators must be a sequence, got one {type(estimators).__name__}: pass [{estimators!r}].")
+    models = list(estimators)
+    if not models:
+        raise ValueError("estimators is empty: pass at least one, or None for TwoNN and MLE.")
+    for model in models:
+        if not isinstance(model, DimensionEstimator):
+            raise TypeError(f"estimators holds a {type(model).__name__}; pass estimators of isogeom.dimension.")
+        model._check_parameters()
+    return models
+
+
+def _table_size(models: list[DimensionEstimator], n_neighbors: Any) -> int:
+    """Return the number of neighbours to search."""
+    if n_neighbors is None:
+        return max(2, *(model._n_searched() for model in models))
+    k = check_integer(n_neighbors, "n_neighbors", low=2)
+    needy = max(models, key=lambda model: model._n_needed())
+    needed = needy._n_needed()
+    if needed > k:
+        raise ValueError(
+            f"n_neighbors={k} is too small for {type(needy).__name__}, which needs {needed} neighbours: pass at least "
+            f"{needed}, or None for the most that an estimator asks for."
+        )
+    return k
+
+
+def _layer(name: str, table: NeighborTable, models: list[Any], searched: float) -> list[tuple[Any, ...]]:
     radius = float(np.mean(_xp.to_numpy(table.distances[:, -1])))
     rows = []
     for model in models:
@@ -165,5 +208,6 @@ def _layer(
         spent = time.perf_counter() - begun
         lower, upper = fitted.dimension_interval_ or (np.nan, np.nan)
         label = " ".join(repr(model).split())
-        rows.append((name, label, fitted.dimension_, lower, upper, fitted.n_samples_used_, k, radius, spent, searched))
+        used, k = fitted.n_samples_used_, table.n_neighbors
+        rows.append((name, label, fitted.dimension_, lower, upper, used, k, radius, spent, searched))
     return rows

@@ -9,17 +9,21 @@ import scipy.sparse as sp
 
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
-from isogeom._validation import check_choice, check_real
+from isogeom._validation import check_choice, check_real, warn_user
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
 from isogeom.dimension._dependence import Inflation, normal_interval
 from isogeom.dimension._participation import CORRECTIONS
 from isogeom.dimension._pca_products import patch_ratio, patch_spectra
 from isogeom.dimension._pca_rules import RULES, apply_rule
-from isogeom.dimension._rows_estimator import patches
+from isogeom.dimension._rows_estimator import centred_patches
 
 # Standard deviation of the median over that of the mean, for normal values.
 _MEDIAN_LOSS = float(np.sqrt(np.pi / 2))
+# Neighbourhoods of k rows span k - 1 dimensions: a mean above this share of these is cut off.
+_SATURATED = 0.5
+# Relative spreads below this are rounding.
+_ROUNDING = 1e-10
 # Random signs that measure how much neighbourhoods overlap.
 _PROBES = 64
 _LOCAL_RULES = tuple(rule for rule in RULES if rule != "parallel")
@@ -57,11 +61,11 @@ class LocalPCADimension(DimensionEstimator):
     ----------
     dimension_ : float
         Mean or median of the local dimensions.
-    dimension_std_ : float
-        Its standard error, corrected for the dependence of neighbourhoods that overlap. It says nothing of bias, and is
-        0 where a counting rule gives the same number everywhere.
-    dimension_interval_ : tuple of float
-        Confidence interval.
+    dimension_std_ : float or None
+        Its standard error, corrected for the dependence of neighbourhoods that overlap. It says nothing of bias. None
+        where a counting rule gives the same number everywhere, which says nothing of the error.
+    dimension_interval_ : tuple of float or None
+        Confidence interval; None as `dimension_std_`.
     n_samples_used_ : int
         Number of neighbourhoods.
     n_samples_dropped_ : int
@@ -83,7 +87,11 @@ class LocalPCADimension(DimensionEstimator):
     -----
     The eigenvalues of a neighbourhood of k rows are those of its centred Gram matrix if k is at most the number of
     features, and of its covariance else; 'participation' needs none. A neighbourhood must have several times d rows and
-    be small beside the radius of curvature: counts saturate at k - 1, and curvature adds dimensions.
+    be small beside the radius of curvature: counts saturate at k - 1, and curvature adds dimensions. A warning tells if
+    the estimate is above half of that.
+
+    With 100 rows and many features, each row costs an eigenvalue problem of 100 x 100, about 1 ms on one core. These
+    are too small for the threads of the linear algebra: where cores are shared, ``OMP_NUM_THREADS=1`` can be faster.
 
     References
     ----------
@@ -160,6 +168,15 @@ class LocalPCADimension(DimensionEstimator):
         dimension = float(values.mean())
         if self.statistic == "median":
             dimension, std = float(np.median(values)), std * _MEDIAN_LOSS
+        # Corrected ratios are not bounded.
+        if self.bias_correction is None and dimension > _SATURATED * (k - 1):
+            warn_user(
+                f"The dimension {dimension:.3g} is more than half of {k - 1}, the largest that neighbourhoods of {k} "
+                "rows can give: it is a lower bound. Raise n_neighbors_local to several times the dimension."
+            )
+        if std <= _ROUNDING * dimension:
+            # Equal values say nothing of the error.
+            return Estimate(dimension, None, None, len(used), table.n_queries - len(used))
         interval = normal_interval(dimension, std, found, self.confidence_level)
         return Estimate(dimension, std, interval, len(used), table.n_queries - len(used))
 
@@ -169,7 +186,7 @@ class LocalPCADimension(DimensionEstimator):
     def _values(self, X: Array, indices: Array) -> Array:
         threshold = RULES[self.rule] if self.threshold is None else float(self.threshold)
         parts = []
-        for patch in patches(X, indices):
+        for patch in centred_patches(X, indices):
             if self.rule == "participation":
                 parts.append(patch_ratio(patch, self.bias_correction))
             else:

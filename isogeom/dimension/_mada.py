@@ -71,6 +71,9 @@ class MADA(DimensionEstimator):
     ``sum_{h <= j < k} 1 / j``, 4 % more at k = 20. `transform` gives the value of one row, without bias if `unbiased`,
     with k = `n_neighbors_local`: the relative noise is about ``1.4 / sqrt(k)``, 15 % at 100.
 
+    A row far from all others has nearly equal distances to them, so its local value is huge: about its distance over
+    the width of the cloud. Clip such values, or take their logarithm, before a model that is sensitive to scale.
+
     References
     ----------
     A. M. Farahmand, C. Szepesvári and J.-Y. Audibert, "Manifold-adaptive dimension estimation", ICML, 2007.

@@ -83,6 +83,9 @@ class MiND(DimensionEstimator):
     the `n_neighbors_local`-th, ``c / ln(1 / rho)`` with c the constant that makes it unbiased (without `unbiased`,
     likeliest): the relative noise is about 25 % at 100 neighbours, and falls only with their logarithm.
 
+    A row far from all others has nearly equal distances to them, so its local value is huge: about its distance over
+    the width of the cloud. Clip such values, or take their logarithm, before a model that is sensitive to scale.
+
     References
     ----------
     A. Rozza, G. Lombardi, C. Ceruti, E. Casiraghi and P. Campadelli, "Novel high intrinsic dimensionality estimators",
@@ -139,7 +142,8 @@ class MiND(DimensionEstimator):
         Returns
         -------
         float
-            Mean of ``ln(k d) + (d - 1) ln rho + (k - 1) ln(1 - rho^d)``, natural logarithm.
+            Mean of ``ln(k d) + (d - 1) ln rho + (k - 1) ln(1 - rho^d)``, natural logarithm. The law of the ratio
+            depends on k: scores compare dimensions and rows at equal `n_neighbors`; they do not choose it.
         """
         far = min(int(self.n_neighbors) + 1, self.table_.n_neighbors)
         logs = self._query_values(X, far, first_to_last)

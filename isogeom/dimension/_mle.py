@@ -123,12 +123,13 @@ class MLE(DimensionEstimator):
         Returns
         -------
         float
-            Mean over rows of ``sum_j [ln d + (d - 1) ln(r_j / r_k)]``, j < k, natural logarithm.
+            Mean over rows and j < k of ``ln d + (d - 1) ln(r_j / r_k)``, natural logarithm. Every ratio has the same
+            law whatever k is, so scores of fits with different `n_neighbors` can be compared.
         """
         k = min(self.n_neighbors, self.table_.n_neighbors)
         sums = self._query_values(X, k, log_sums)
         d = self.dimension_
-        return float((k - 1) * np.log(d) - (d - 1) * np.mean(sums))
+        return float(np.log(d) - (d - 1) * np.mean(sums) / (k - 1))
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -167,7 +168,9 @@ class MLE(DimensionEstimator):
         k = int(distances.shape[1])
         xp = _xp.array_namespace(distances)
         sums = log_sums(distances)
-        return xp.where(sums > 0, max(k - 2, 1) / sums, xp.full_like(sums, xp.nan))
+        positive = sums > 0
+        safe = xp.where(positive, sums, xp.ones_like(sums))
+        return xp.where(positive, max(k - 2, 1) / safe, xp.full_like(sums, xp.nan))
 
 
 def log_sums(distances: Array) -> Array:

@@ -70,6 +70,9 @@ class MOM(DimensionEstimator):
     variables of mean ``d / (d + 1)``. With m the mean ratio, ``d = m / (1 - m)``. `transform` gives it for one row
     with k = `n_neighbors_local`: the relative noise is about ``(d + 1) / sqrt(k d (d + 2))``.
 
+    A row far from all others has nearly equal distances to them, so its local value is huge: about its distance over
+    the width of the cloud. Clip such values, or take their logarithm, before a model that is sensitive to scale.
+
     References
     ----------
     L. Amsaleg, O. Chelly, T. Furon, S. Girard, M. E. Houle, K. Kawarabayashi and M. Nett, "Extreme-value-theoretic

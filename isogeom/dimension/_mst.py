@@ -8,16 +8,19 @@ import numpy as np
 
 from isogeom import _random, _xp
 from isogeom._neighbors import NeighborTable
+from isogeom._neighbors._cloud import Cloud
 from isogeom._validation import check_choice, check_integer, check_real
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
 from isogeom.dimension._dependence import Inflation, inflation, normal_interval
 from isogeom.dimension._graph_lengths import Growth, patch_distances, patch_subsamples, sample_sizes, slope_weights
 from isogeom.dimension._pairs import dense_distances, distance_matrix
-from isogeom.dimension._rows_estimator import beside, unsearched
+from isogeom.dimension._rows_estimator import beside, reference_positions, unsearched, used_rows
 
 # Fewest rows of a tree, and neighbours that a row's part of the length is taken to depend on.
 _LEAST, _RANK = 5, 8
+# Fewest rows whose standard error is reported: below, it was half of the true one.
+_LEAST_FOR_ERROR = 20
 
 
 class MSTDimension(DimensionEstimator):
@@ -54,10 +57,10 @@ class MSTDimension(DimensionEstimator):
     ----------
     dimension_ : float
         The estimate.
-    dimension_std_ : float
-        Its standard error, corrected for the dependence of neighbours.
-    dimension_interval_ : tuple of float
-        Confidence interval.
+    dimension_std_ : float or None
+        Its standard error, corrected for the dependence of neighbours. None for fewer than 20 rows.
+    dimension_interval_ : tuple of float or None
+        Confidence interval. None for fewer than 20 rows.
     sizes_ : array of shape (n_sizes,)
         Sizes of the sub-samples.
     lengths_ : array of shape (n_sizes, n_repeats)
@@ -84,6 +87,12 @@ class MSTDimension(DimensionEstimator):
     :math:`E_\alpha(n) = \sum_{e \in MST} |e|^\alpha` of n rows grows as :math:`n^{(d - \alpha) / d}`, so with the slope
     m of the mean of :math:`\ln E_\alpha` on :math:`\ln n`, ``d = alpha / (1 - m)``. The edges of the tree are the
     lifetimes of the connected components of growing balls, so this is the persistent-homology dimension of degree 0.
+
+    At least 10 distinct rows are needed, and 20 for a standard error. Few rows make the estimate too large: 30 in a
+    cube of dimension 5 give 6, 15 give 9. Sub-samples are drawn from the rows in order of their distance from the mean:
+    the result does not depend on the order the rows came in, unless these tie. A table with anchors is treated as its
+    rows, anchors or not. A few rows far from all others can hold most of the length, and then decide the slope: drop
+    outliers first.
 
     Trees are exact (Prim's algorithm on all distances of a sub-sample, on the host). The boundary bends the power law,
     so dimensions above about 10 come out too small.
@@ -157,12 +166,17 @@ class MSTDimension(DimensionEstimator):
 
     def _estimate(self, table: NeighborTable) -> Estimate:
         alpha, repeats = float(self.alpha), int(self.n_repeats)
-        n = table.n_queries
+        source = _Distances(table)
+        n = source.n
+        if n < 2 * _LEAST:
+            raise ValueError(
+                f"MSTDimension needs at least {2 * _LEAST} distinct rows for trees of different sizes, got {n}: pass "
+                "more rows."
+            )
         size = min(n, int(self.max_samples))
-        sizes = sample_sizes(size, int(self.n_sizes), float(self.min_share), min(_LEAST, size - 1))
+        sizes = sample_sizes(size, int(self.n_sizes), float(self.min_share), _LEAST)
         rng = _random.check_rng(self.random_state, "random_state")
         whole = size == n
-        source = _Distances(table)
         entered = np.zeros(n, dtype=bool)
         if whole:
             D = source.among(np.arange(n))
@@ -182,10 +196,8 @@ class MSTDimension(DimensionEstimator):
                 entered[rows] = True
         slope = float(np.mean([growth.slope for growth in growths]))
         if not slope < 1:
-            raise ValueError(
-                f"The length of the tree grows with the number of rows to the power {slope:.3g}, which no finite "
-                "dimension explains: pass more rows, or raise n_repeats."
-            )
+            worst = max(growths, key=lambda growth: growth.concentration)
+            raise ValueError(worst.complaint("tree", "raise n_repeats"))
         dimension = alpha / (1 - slope)
         # Repeats of different rows are independent as long as there are rows.
         independent = max(1.0, min(len(growths), n / size))
@@ -193,10 +205,11 @@ class MSTDimension(DimensionEstimator):
         std = dimension**2 / alpha * float(np.sqrt(variance))
         found = Inflation(1.0, min(f.freedom for _, f in spreads))
         interval = normal_interval(dimension, std, found, self.confidence_level)
+        trusted = n >= _LEAST_FOR_ERROR
         lengths = np.concatenate([growth.lengths for growth in growths], axis=1)
         used = int(entered.sum())
         attributes = {"sizes_": beside(sizes, table), "lengths_": beside(lengths, table)}
-        return Estimate(dimension, std, interval, used, n - used, attributes)
+        return Estimate(dimension, std if trusted else None, interval if trusted else None, used, n - used, attributes)
 
     def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:  # noqa: ARG002
         width, alpha = int(indices.shape[1]), float(self.alpha)
@@ -216,19 +229,41 @@ class MSTDimension(DimensionEstimator):
 
 
 class _Distances:
-    """Distances among some rows of a table."""
+    """Distances among some rows of a table, which are numbered in an order that their positions do not decide."""
 
     def __init__(self, table: NeighborTable) -> None:
-        self.table = table
-        self.full = dense_distances(table) if table.X is None else None
+        self.table, self.full = table, None
+        if table.X is not None:
+            positions = reference_positions(table)
+            self.rows = positions[np.argsort(_spreads(used_rows(table)), kind="stable")]
+        elif table.n_queries != table.n_reference:
+            raise ValueError(
+                f"The distances between all {table.n_reference} rows are needed, but the table has those of "
+                f"{table.n_queries} anchors: make it without anchors, or with rows."
+            )
+        else:
+            self.full = dense_distances(table)
+            largest = float(self.full.max())
+            squares = np.sum((self.full / (largest if largest > 0 else 1.0)) ** 2, axis=1)
+            self.rows = np.argsort(squares, kind="stable")
+        self.n = len(self.rows)
 
-    def among(self, rows: np.ndarray) -> np.ndarray:
+    def among(self, numbers: np.ndarray) -> np.ndarray:
+        rows = self.rows[numbers]
         if self.full is not None:
             return self.full[np.ix_(rows, rows)]
         X = self.table.X
         xp = _xp.array_namespace(X)
-        places = _xp.asarray_like(self.table.queries[rows], X, dtype=xp.int64)
-        return distance_matrix(xp.take(X, places, axis=0), self.table.metric)
+        return distance_matrix(xp.take(X, _xp.asarray_like(rows, X, dtype=xp.int64), axis=0), self.table.metric)
+
+
+def _spreads(X: Array) -> np.ndarray:
+    """Return the squared distance of every row from the mean: up to a constant, the mean of that to all rows."""
+    xp, cloud = _xp.array_namespace(X), Cloud.of(X)
+    total = sum(xp.sum(cloud.centred(block), axis=0) for block in _xp.row_blocks(X))
+    mean = total / int(X.shape[0])
+    found = [_xp.to_numpy(xp.sum((cloud.centred(block) - mean) ** 2, axis=1)) for block in _xp.row_blocks(X)]
+    return np.concatenate(found)
 
 
 def _growth(D: np.ndarray, sizes: np.ndarray, repeats: int, alpha: float, rng: np.random.Generator) -> Growth:

@@ -10,6 +10,7 @@ import numpy as np
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
 from isogeom._neighbors._cloud import Cloud, rounding, smallest_normal
+from isogeom._neighbors._rows import rows_at
 from isogeom._xp import Array, Namespace
 
 # Side of a block of rows that is prepared at a time, and of the products that are made of it at a time on numpy.
@@ -132,7 +133,7 @@ def _by_products(X: Array, radius: float, centers: np.ndarray | None, metric: st
     for start in range(0, m, _BLOCK):
         stop = min(start + _BLOCK, m)
         mine = np.arange(start, stop) if centers is None else centers[start:stop]
-        left, left_half = _prepared(cloud, X[start:stop, :] if centers is None else _take(X, mine), limit)
+        left, left_half = _prepared(cloud, X[start:stop, :] if centers is None else rows_at(X, mine), limit)
         for begin in range(0 if centers is not None else start, n, _BLOCK):
             end = min(begin + _BLOCK, n)
             right, right_half = _prepared(cloud, X[begin:end, :], 0.0)
@@ -175,11 +176,6 @@ def _near(
     return np.concatenate([r for r, _ in found]), np.concatenate([c for _, c in found])
 
 
-def _take(X: Array, positions: np.ndarray) -> Array:
-    xp = _xp.array_namespace(X)
-    return xp.take(X, _xp.asarray_like(positions, X, dtype=xp.int64), axis=0)
-
-
 def _differences(cloud: Cloud, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the distances of pairs of rows by direct differences."""
     size = max(1, _DIFFERENCES // int(cloud.rows.shape[1]))
@@ -187,7 +183,7 @@ def _differences(cloud: Cloud, first: np.ndarray, second: np.ndarray) -> np.ndar
     found = np.empty(len(first))
     for start in range(0, len(first), size):
         part = slice(start, start + size)
-        gap = cloud.wide(_take(cloud.rows, first[part])) - cloud.wide(_take(cloud.rows, second[part]))
+        gap = cloud.wide(rows_at(cloud.rows, first[part])) - cloud.wide(rows_at(cloud.rows, second[part]))
         found[part] = _xp.to_numpy(xp.sqrt(xp.sum(gap * gap, axis=1)))
     return found / cloud.scale
 

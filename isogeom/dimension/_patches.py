@@ -32,7 +32,9 @@ def check_queries(queries: Array | None, owner: str) -> Array:
     return queries
 
 
-def patches(X: Array, queries: Array | np.ndarray, distances: Array, indices: Array) -> Iterator[tuple[Array, Array]]:
+def offset_patches(
+    X: Array, queries: Array | np.ndarray, distances: Array, indices: Array
+) -> Iterator[tuple[Array, Array]]:
     """Yield the differences of neighbours and their centre, over the distance of the last one.
 
     Parameters

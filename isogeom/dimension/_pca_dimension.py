@@ -63,7 +63,8 @@ class PCADimension(RowsEstimator):
     dimension_interval_ : tuple of float or None
         Confidence interval, where there is a standard error.
     eigenvalues_ : array of shape (min(n_features, n_samples - 1),)
-        Eigenvalues of the covariance, descending, in the squared unit of the rows.
+        Eigenvalues of the covariance, descending, in the squared unit of the rows; infinite or 0 where that is beyond
+        the range of floats, which the estimate does not depend on.
     n_samples_used_ : int
         Number of rows that entered.
     n_samples_dropped_ : int
@@ -261,7 +262,9 @@ class PCADimension(RowsEstimator):
         else:
             noise = None if self.noise_variance is None else self.noise_variance * products.scale**2
             dimension = float(apply_rule(self.rule, spectra, self._threshold(), noise))
-        attributes = {"eigenvalues_": spectra.values / products.scale / products.scale}
+        # Rows beyond 1e154 have variances that no float holds.
+        with np.errstate(over="ignore", under="ignore"):
+            attributes = {"eigenvalues_": spectra.values / products.scale / products.scale}
         return Estimate(dimension, std, interval, products.n, 0, attributes)
 
     def _beyond_null(self, spectra: Spectra, variances: np.ndarray) -> tuple[Any, Array]:

@@ -9,11 +9,12 @@ import numpy as np
 
 from isogeom import _random, _xp
 from isogeom._neighbors import NeighborTable
-from isogeom._neighbors._rows import nearest
+from isogeom._neighbors._rows import clip_neighbors, nearest
+from isogeom._neighbors._table import limit_of, search_table
 from isogeom._results import Result, _require
-from isogeom._validation import check_choice, check_integer, check_real, check_rows
+from isogeom._validation import check_choice, check_integer, check_rows
 from isogeom._xp import Array
-from isogeom.dimension._base import log_ratios
+from isogeom.dimension._base import check_level, log_ratios
 from isogeom.dimension._binomial import binomial_estimate, settle_ratio
 from isogeom.dimension._dependence import Inflation, inflation, normal_interval
 from isogeom.dimension._gride import gride_scales, ratio_estimate
@@ -140,7 +141,8 @@ def id_profile(
         neighbours within random parts of the rows, 1, 1/2, 1/4, ... of them; needs rows. 'binomial': the share of
         neighbours within a fraction of the distance to neighbour 4, 8, 16, ....
     max_neighbors : int, default=64
-        Largest rank, at least 4; clipped to one less than the number of distinct rows.
+        Largest rank, at least 4; clipped, with a warning, to one less than the number of distinct rows, or to the
+        number of neighbours in the table.
     metric : str, default='euclidean'
         'euclidean', or for numpy rows any metric of :func:`sklearn.metrics.pairwise_distances`.
     duplicates : {'drop', 'raise', 'keep'}, default='drop'
@@ -157,12 +159,13 @@ def id_profile(
     Returns
     -------
     IDProfile
-        One estimate per estimator and scale: rank, radius, dimension, standard error, interval, rows used.
+        One estimate per estimator and scale: rank, radius, dimension, standard error, interval, rows used. Scales at
+        which fewer than 3 rows have different distances are left out.
 
     Raises
     ------
     ValueError
-        If there are fewer than 3 distinct rows or a parameter is out of range.
+        If there are fewer than 3 distinct rows, a parameter is out of range, or no scale has an estimate.
 
     See Also
     --------
@@ -189,22 +192,27 @@ def id_profile(
     >>> [float(round(d, 1)) for d in profile.select("gride")["dimension"]]
     [2.9, 2.9, 2.9, 2.9, 2.8, 2.7]
     """
+    if isinstance(estimators, str):
+        raise TypeError(f"estimators={estimators!r} must be a tuple of names: pass ({estimators!r},).")
     chosen = tuple(check_choice(name, "estimators", _METHODS) for name in estimators)
+    if not chosen:
+        raise ValueError(f"estimators is empty: pass at least one of {', '.join(map(repr, _METHODS))}.")
     largest = check_integer(max_neighbors, "max_neighbors", low=4)
-    level = check_real(confidence_level, "confidence_level", low=0, high=1)
+    level = check_level(confidence_level)
     if isinstance(X, NeighborTable):
         table = X
     else:
         X = check_rows(X, name="X", min_samples=3, owner="id_profile")
-        table = NeighborTable.from_rows(
+        table = search_table(
             X,
-            min(largest, int(X.shape[0]) - 1),
+            largest,
             metric=metric,
             duplicates=duplicates,
             anchors=anchors,
             n_jobs=n_jobs,
             random_state=random_state,
         )
+    largest = clip_neighbors(largest, table.n_neighbors, "id_profile.max_neighbors", limit_of(table))
     columns: list[dict[str, Any]] = []
     if "gride" in chosen:
         columns += _gride_rows(table, largest, level)
@@ -212,6 +220,11 @@ def id_profile(
         columns += _decimated_rows(table, level, _random.check_rng(random_state, "random_state"), n_jobs)
     if "binomial" in chosen:
         columns += _binomial_rows(table, largest, level)
+    if not columns:
+        raise ValueError(
+            f"No scale of {', '.join(chosen)} has 3 rows with different positive distances to their neighbours: pass "
+            "more rows or neighbours, or rows with fewer ties."
+        )
     names = ("estimator", "rank", "radius", "dimension", "std", "lower", "upper", "n_samples_used")
     arrays = {name: np.array([row[name] for row in columns]) for name in names}
     return IDProfile(**arrays, n_samples=table.n_samples, n_duplicates=table.n_duplicates, confidence_level=level)
@@ -233,6 +246,9 @@ def _binomial_rows(table: NeighborTable, largest: int, level: float) -> list[dic
     rows, k, distances = [], 4, _xp.to_numpy(table.distances)
     while k <= min(largest, table.n_neighbors):
         used = np.flatnonzero(distances[:, k - 1] > 0)
+        if len(used) < 3:
+            k *= 2
+            continue
         trials = np.full(len(used), k - 1)
         ratio, counts = settle_ratio(distances[used, : k - 1] / distances[used, k - 1 : k], trials, None)
         d, nominal = binomial_estimate(counts, trials, ratio)
@@ -263,7 +279,11 @@ def _decimated_rows(
     table: NeighborTable, level: float, rng: np.random.Generator, n_jobs: int | None
 ) -> list[dict[str, Any]]:
     """Return the two-neighbour estimate on ever smaller parts of the rows."""
+    if table.n_neighbors < 2:
+        return []
     logs, used = log_ratios(table.distances, 1, 2)
+    if len(used) < 3:
+        return []
     value = ratio_estimate(logs, used, table, 1, 2, level)
     radius = float(np.mean(_xp.to_numpy(table.distances[:, 1])[used]))
     ends = value["lower"], value["upper"]

@@ -10,6 +10,7 @@ import numpy as np
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
 from isogeom._neighbors._cloud import Cloud
+from isogeom._neighbors._duplicates import first_occurrences
 from isogeom._neighbors._rows import distinct_rows
 from isogeom._validation import check_choice
 from isogeom._xp import Array
@@ -44,7 +45,7 @@ class RowsEstimator(DimensionEstimator):
         return unsearched(self._check_X(X, reset=True, min_samples=3), self.duplicates, self.metric)
 
     def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:  # noqa: ARG002
-        parts = [self._patch_values(patch) for patch in patches(self.table_.X, indices)]
+        parts = [self._patch_values(patch) for patch in centred_patches(self.table_.X, indices)]
         return _xp.array_namespace(indices).concat(parts, axis=0)
 
     def _patch_values(self, patch: Array) -> Array:
@@ -79,15 +80,25 @@ def beside(values: np.ndarray, table: NeighborTable) -> Array:
     return _xp.asarray_like(values, table.distances, dtype=dtype)
 
 
+def reference_positions(table: NeighborTable) -> np.ndarray:
+    """Return the positions of the rows that can be neighbours: all, or the distinct ones if duplicates were dropped.
+
+    Anchors are rows like any other here.
+    """
+    if table.n_reference == table.n_samples:
+        return np.arange(table.n_samples)
+    return table.queries if table.n_queries == table.n_reference else first_occurrences(table.X)
+
+
 def used_rows(table: NeighborTable) -> Array:
     """Return the rows that take part: all, or the distinct ones if duplicates were dropped."""
-    if table.n_queries == table.n_samples or table.n_queries != table.n_reference:
+    if table.n_reference == table.n_samples:
         return table.X
     xp = _xp.array_namespace(table.X)
-    return xp.take(table.X, _xp.asarray_like(table.queries, table.X, dtype=xp.int64), axis=0)
+    return xp.take(table.X, _xp.asarray_like(reference_positions(table), table.X, dtype=xp.int64), axis=0)
 
 
-def patches(X: Array, indices: Array) -> Iterator[Array]:
+def centred_patches(X: Array, indices: Array) -> Iterator[Array]:
     """Yield the rows at `indices`, (m, k) to blocks (b, k, d): in the accumulator's dtype, centred, largest value 1."""
     xp = _xp.array_namespace(X)
     cloud = Cloud.of(X)

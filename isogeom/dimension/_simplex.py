@@ -8,7 +8,7 @@ import numpy as np
 
 from isogeom import _kernels, _xp
 from isogeom._xp import Array
-from isogeom.dimension._patches import patches
+from isogeom.dimension._patches import offset_patches
 
 # Longest table of reference values; a skewness beyond it is that of the last dimension.
 _LONGEST = 2**20
@@ -74,7 +74,7 @@ def patch_skewness(X: Array, queries: Array | np.ndarray, distances: Array, indi
     kernel = _kernels.available("simplex_skewness", xp, X.dtype, multiplications)
     if kernel is not None:
         return kernel(X, indices, np.ascontiguousarray(distances[:, -1]), version == "a")
-    parts = [skewness(offsets, version) for offsets, _ in patches(X, queries, distances, indices)]
+    parts = [skewness(offsets, version) for offsets, _ in offset_patches(X, queries, distances, indices)]
     return xp.concat(parts, axis=0)
 
 

@@ -12,7 +12,7 @@ from isogeom._validation import check_choice, check_integer
 from isogeom._xp import Array
 from isogeom.dimension._average import average, usable
 from isogeom.dimension._base import DimensionEstimator, Estimate
-from isogeom.dimension._patches import check_coordinates, check_queries, patches
+from isogeom.dimension._patches import check_coordinates, check_queries, offset_patches
 
 # Distances below this share of the radius count as coincidence: a hundred times the rounding error of a distance that
 # is computed from products.
@@ -81,6 +81,9 @@ class TLE(DimensionEstimator):
 
     `transform` gives the value of one row, with k = `n_neighbors_local`. Memory does not grow with the number of rows
     times k^2: patches are treated a bounded block at a time, for numpy rows by a compiled kernel.
+
+    A row far from all others has nearly equal distances to them, so its local value is huge: about its distance over
+    the width of the cloud. Clip such values, or take their logarithm, before a model that is sensitive to scale.
 
     References
     ----------
@@ -154,7 +157,7 @@ def tight_inverses(X: Array, queries: Array | np.ndarray, distances: Array, indi
     m, k = (int(size) for size in indices.shape)
     kernel = _kernels.available("tight_inverses", xp, X.dtype, float(m) * k * k * (int(X.shape[1]) + _PAIR))
     parts = []
-    for offsets, shares in patches(X, queries, distances, indices):
+    for offsets, shares in offset_patches(X, queries, distances, indices):
         products = xp.matmul(offsets, xp.matrix_transpose(offsets))
         parts.append(_inverses(products, shares) if kernel is None else kernel(products, shares, _COINCIDENCE))
     return xp.concat(parts, axis=0)

@@ -167,7 +167,8 @@ class TwoNN(PooledEstimator):
             dimension, slope = _line(ordered, m)
             # A ratio moves the line through its clipped square, to first order.
             found = inflation(clipped**2, used, table, 2)
-            nominal = slope * float(np.std(clipped**2)) / np.sqrt(n)
+            # No estimate from n ratios is better than the likeliest: tied ratios would give 0.
+            nominal = max(slope * float(np.std(clipped**2)), dimension) / np.sqrt(n)
             interval = normal_interval(dimension, nominal * np.sqrt(found.ratio), found, self.confidence_level)
         else:
             found = inflation(clipped, used, table, 2)

@@ -151,20 +151,22 @@ def test_pipelines_and_grid_search():
 
 
 def test_k_is_clipped_with_a_warning():
-    with pytest.warns(UserWarning, match="n_neighbors=20 is clipped to 9"):
+    with pytest.warns(UserWarning, match="n_neighbors=20 of MLE is clipped to 9, the number of other") as record:
         model = MLE().fit(X[:10])
+    # The user's line is named, not one of the library.
+    assert [warning.filename for warning in record] == [__file__]
     assert np.isfinite(model.dimension_)
 
 
 def test_a_short_table_is_refused():
-    with pytest.raises(ValueError, match="n_neighbors=20 neighbours are needed, but the table has 5"):
+    with pytest.raises(ValueError, match="n_neighbors=20 of MLE needs a table of 20 neighbours, but this one has 5"):
         MLE().fit(NeighborTable.from_rows(X, 5))
 
 
 def test_a_table_without_rows_transforms_tables_only():
     distances, indices = oracle.torus_neighbors(100, 3, 0, 30)
     table = NeighborTable.from_arrays(distances, indices)
-    model = MLE().fit(table)
+    model = MLE(n_neighbors_local=30).fit(table)
     assert model.transform(table).shape == (100, 1)
     with pytest.raises(ValueError, match="fitted on a table without rows"):
         model.transform(np.ones((4, 3)))

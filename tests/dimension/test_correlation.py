@@ -165,7 +165,7 @@ class TestErrors:
             CorrelationDimension(duplicates="x").fit(X)
 
     def test_clipped(self):
-        with pytest.warns(UserWarning, match="n_neighbors=20 is clipped to 11"):
+        with pytest.warns(UserWarning, match="n_neighbors_max=20 of CorrelationDimension is clipped to 11"):
             model = CorrelationDimension().fit(hyper_ball(12, 2))
         assert np.isfinite(model.dimension_)
 

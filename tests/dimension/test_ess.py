@@ -112,3 +112,16 @@ def test_nominal_error_is_the_spread_over_independent_patches(version):
     dimensions, slopes = _simplex.invert(means, version)
     errors = np.abs(slopes) * skews.std(axis=1, ddof=1) / np.sqrt(60)
     assert errors.mean() == pytest.approx(dimensions.std(ddof=1), rel=0.25)
+
+
+def test_rows_and_a_longer_table_give_the_same_standard_error():
+    X = np.random.default_rng(0).random((300, 3))
+    table = NeighborTable.from_rows(X, 80)
+    assert ESS(20).fit(X).dimension_std_ == pytest.approx(ESS(20).fit(table).dimension_std_, rel=1e-12)
+
+
+def test_standard_error_of_small_patches():
+    models = [ESS(20).fit(np.random.default_rng(seed).random((300, 3))) for seed in range(40)]
+    true = np.std([model.dimension_ for model in models], ddof=1)
+    # 40 samples tell the true one to 11 %.
+    assert np.mean([model.dimension_std_ for model in models]) == pytest.approx(true, rel=0.35)

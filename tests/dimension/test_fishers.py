@@ -175,3 +175,21 @@ def test_errors():
         FisherS(metric="precomputed").fit(np.zeros((30, 30)))
     with pytest.raises(ValueError, match="needs the rows, not only their distances"):
         FisherS().fit(NeighborTable.from_arrays([[1.0], [1.0], [1.0]], [[1], [2], [0]]))
+
+
+def test_a_table_with_anchors_is_treated_as_its_rows():
+    X = hyper_ball(200, 3)
+    twice = np.vstack((X, X[:20]))
+    expected = FisherS().fit(X)
+    for rows in (X, twice):
+        model = FisherS().fit(NeighborTable.from_rows(rows, 10, anchors=30))
+        assert (model.n_samples_used_, model.n_samples_dropped_) == (200, 0)
+        assert model.dimension_ == pytest.approx(expected.dimension_, rel=1e-12)
+
+
+def test_local_dimensions_do_not_depend_on_the_rows_asked_for():
+    # In 40 dimensions some patches need the smaller margins and others do not.
+    model = FisherS(n_neighbors_local=60).fit(hyper_ball(300, 40))
+    together = model.transform(hyper_ball(300, 40)[:40])
+    single = [model.transform(hyper_ball(300, 40)[i : i + 1])[0, 0] for i in range(40)]
+    np.testing.assert_allclose(together[:, 0], single, rtol=1e-9)

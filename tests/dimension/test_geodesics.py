@@ -133,3 +133,10 @@ def test_shuffled_rows_do_not_depend_on_their_order():
     first = NeighborGraphs(NeighborTable.from_rows(X, 6)).shuffled(np.random.default_rng(0))
     second = NeighborGraphs(NeighborTable.from_rows(X[order], 6)).shuffled(np.random.default_rng(0))
     np.testing.assert_array_equal(order[second], first)
+
+
+def test_groups_out_of_range_are_refused(engine):
+    # The kernel does not check its indices.
+    graph = graph_of(two_parts(), 3)
+    with pytest.raises(ValueError, match="outside 0 to 0"):
+        count_paths(graph, np.arange(2), np.arange(2), np.zeros(1), 1)

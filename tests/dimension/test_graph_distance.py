@@ -283,3 +283,17 @@ def test_equal_distances_are_an_error():
         GraphDistanceDimension(2).fit(np.eye(3))
     with pytest.raises(ValueError, match="equal"):
         GraphDistanceDimension(metric="precomputed", distances="geodesic").fit(1 - np.eye(5))
+
+
+@pytest.mark.filterwarnings(UNRELIABLE)
+def test_recipes_do_not_depend_on_the_engine(monkeypatch):
+    from isogeom._kernels import _shortest_paths as kernels
+    from isogeom.dimension import _geodesics as geodesics
+
+    X = np.random.default_rng(0).random((300, 3)) @ np.random.default_rng(1).standard_normal((3, 12))
+    found = []
+    for engine in (lambda *args: None, lambda name, *args: getattr(kernels, name)):
+        monkeypatch.setattr(geodesics, "available", engine)
+        found.append(GraphDistanceDimension(compat="granata2016").fit(X).dimension_)
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+    assert 2 < found[0] < 3.5

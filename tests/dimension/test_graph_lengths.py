@@ -11,7 +11,7 @@ from isogeom import _xp
 from isogeom.datasets import hyper_ball, hyper_sphere, make_manifold
 from isogeom.dimension import KNNGraphDimension, MSTDimension, NeighborTable
 from isogeom.dimension import _pairs as pairs_module
-from isogeom.dimension._graph_lengths import sample_sizes, slope_weights
+from isogeom.dimension._graph_lengths import Growth, sample_sizes, slope_weights
 from isogeom.dimension._knn_graph import _Graph, entropy, integer_dimension
 from isogeom.dimension._mst import spanning_trees
 from isogeom.dimension._pairs import distance_matrix
@@ -267,3 +267,56 @@ def test_libraries_agree(estimator, as_array, library):
     assert model.dimension_ == pytest.approx(expected.dimension_, rel=1e-9)
     local = _xp.to_numpy(model.transform(make_array(library, X[:20])))
     np.testing.assert_allclose(local, expected.transform(X[:20]), rtol=1e-8)
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_order_of_the_rows(estimator):
+    X = hyper_ball(200, 3)
+    order = np.random.default_rng(1).permutation(200)
+    expected, found = estimator().fit(X), estimator().fit(X[order])
+    assert found.dimension_ == pytest.approx(expected.dimension_, rel=1e-9)
+    assert found.dimension_std_ == pytest.approx(expected.dimension_std_, rel=1e-6)
+
+
+def test_order_of_the_rows_of_many_trees():
+    X = hyper_ball(400, 3)
+    model = MSTDimension(max_samples=100, n_repeats=3)
+    expected = model.fit(X).dimension_
+    assert model.fit(X[::-1]).dimension_ == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_an_outlier_is_named(estimator):
+    X = np.vstack((hyper_ball(200, 3), np.full((1, 3), 1e5)))
+    with pytest.raises(ValueError, match=r"100% of it belongs to a few rows far from all others. Drop these outliers"):
+        estimator().fit(X)
+
+
+def test_concentration_is_the_share_of_few_rows():
+    growth = Growth.empty(np.array([20, 40]), 1, 40)
+    growth.add(0, 0, np.arange(20), np.ones(20))
+    assert growth.concentration == pytest.approx(1 / 20)
+    growth.add(1, 0, np.arange(40), np.concatenate((np.ones(38), [30.0, 32.0])))
+    assert growth.concentration == pytest.approx(62 / 100)
+
+
+def test_few_rows():
+    with pytest.raises(ValueError, match=r"at least 10 distinct rows .* got 4"):
+        MSTDimension().fit(hyper_ball(4, 3))
+    model = MSTDimension().fit(hyper_ball(19, 2))
+    assert (model.dimension_std_, model.dimension_interval_) == (None, None)
+    low, high = MSTDimension().fit(hyper_ball(20, 2)).dimension_interval_
+    assert 0 < low < high
+
+
+def test_a_tree_of_a_table_with_anchors_is_that_of_its_rows():
+    X = hyper_ball(100, 3)
+    expected = MSTDimension().fit(X)
+    table = NeighborTable.from_rows(np.vstack((X, X[:10])), 20, anchors=30)
+    model = MSTDimension().fit(table)
+    assert model.dimension_ == pytest.approx(expected.dimension_, rel=1e-12)
+    assert (model.n_samples_used_, model.n_samples_dropped_, model.n_duplicates_) == (100, 0, 10)
+    # Four of the 30 repeat a row.
+    bare = NeighborTable.from_arrays(table.distances, table.indices, n_samples=110, queries=table.queries)
+    with pytest.raises(ValueError, match="those of 26 anchors"):
+        MSTDimension().fit(bare)

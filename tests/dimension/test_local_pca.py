@@ -63,7 +63,7 @@ def test_standard_error(rows):
 
 def test_equal_values_everywhere():
     model = LocalPCADimension(n_neighbors_local=30).fit(hyper_ball(200, 3))
-    assert (model.dimension_, model.dimension_std_) == (3.0, 0.0)
+    assert (model.dimension_, model.dimension_std_, model.dimension_interval_) == (3.0, None, None)
 
 
 def test_duplicates():

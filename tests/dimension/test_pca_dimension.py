@@ -322,3 +322,16 @@ def test_float32():
     X = (spiked(300, 32, (10, 6), 0) + 100).astype(np.float32)
     expected = PCADimension("participation").fit(X.astype(np.float64)).dimension_
     assert PCADimension("participation").fit(X).dimension_ == pytest.approx(expected, rel=1e-5)
+
+
+def test_variances_beyond_the_range_of_floats():
+    import warnings
+
+    X = np.random.default_rng(0).standard_normal((50, 4))
+    expected = PCADimension().fit(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for scale, end in ((1e200, np.inf), (1e-200, 0.0)):
+            model = PCADimension().fit(X * scale)
+            assert model.dimension_ == expected.dimension_
+            np.testing.assert_array_equal(model.eigenvalues_, end)

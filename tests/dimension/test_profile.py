@@ -1,10 +1,12 @@
 """Scale profiles and tables of layers."""
 
+import warnings
+
 import numpy as np
 import pytest
 from oracles import dimension as oracle
 
-from isogeom.dimension import MLE, Gride, NeighborTable, TwoNN, id_profile, layer_dimensions
+from isogeom.dimension import MLE, Gride, NeighborTable, PCADimension, TwoNN, id_profile, layer_dimensions
 
 X = oracle.hyper_ball(800, 3, 0)
 
@@ -42,7 +44,7 @@ def test_noise_shows_at_small_scales():
 
 def test_profile_of_a_table_without_rows_has_no_parts():
     distances, indices = oracle.torus_neighbors(300, 3, 0, 32)
-    profile = id_profile(NeighborTable.from_arrays(distances, indices))
+    profile = id_profile(NeighborTable.from_arrays(distances, indices), max_neighbors=32)
     assert set(profile.estimator) == {"gride", "binomial"}
 
 
@@ -93,3 +95,81 @@ def test_layers_name_what_is_wrong():
         layer_dimensions({})
     with pytest.raises(TypeError, match="estimators holds a str"):
         layer_dimensions({"a": X}, estimators=["mle"])
+
+
+def test_clipped_ranks_are_warned_about():
+    with pytest.warns(
+        UserWarning, match="max_neighbors=1000 of id_profile is clipped to 99, the number of o"
+    ) as record:
+        profile = id_profile(X[:100], max_neighbors=1000)
+    assert [warning.filename for warning in record] == [__file__]
+    assert profile.select("gride")["rank"].max() == 64
+    with pytest.warns(
+        UserWarning, match="max_neighbors=64 of id_profile is clipped to 20, the number of neighbours in"
+    ):
+        id_profile(NeighborTable.from_rows(X, 20))
+
+
+def test_ties_at_small_ranks_leave_larger_ones():
+    rows = np.random.default_rng(0).integers(0, 2, (400, 24)).astype(float)
+    # With both values of the first two entries, every row has two neighbours at distance 1: r1 = r2 everywhere.
+    for i in range(2):
+        rows = np.concatenate((rows, np.abs(rows - np.eye(24)[i])))
+    table = NeighborTable.from_rows(rows, 64)
+    assert (table.distances[:, 0] == table.distances[:, 1]).all()
+    profile = id_profile(rows)
+    assert "twonn" not in profile.estimator
+    assert profile.select("gride")["rank"].min() == 4
+    assert profile.select("gride")["rank"].max() == 64
+    assert np.isfinite(profile.dimension).all()
+    with pytest.raises(ValueError, match="No scale of gride has 3 rows with different positive distances"):
+        id_profile(np.eye(60), estimators=("gride",), max_neighbors=32)
+
+
+def test_profile_names_what_is_wrong():
+    for level in (0.0, 1.0):
+        with pytest.raises(ValueError, match=f"confidence_level={level} must lie between 0 and 1, both excluded"):
+            id_profile(X, confidence_level=level)
+    with pytest.raises(ValueError, match="estimators is empty"):
+        id_profile(X, estimators=())
+    with pytest.raises(TypeError, match=r"estimators='gride' must be a tuple of names: pass \('gride',\)"):
+        id_profile(X, estimators="gride")
+    with pytest.raises(ValueError, match="n_jobs=0 has no meaning"):
+        id_profile(X, n_jobs=0)
+
+
+def test_layers_tell_the_size_of_their_tables():
+    repeated = np.repeat(X[:10], 30, axis=0)
+    with pytest.warns(UserWarning, match="n_neighbors=20 of MLE is clipped to 9"):
+        result = layer_dimensions({"a": repeated})
+    np.testing.assert_array_equal(result.n_neighbors, [9, 9])
+    with pytest.warns(UserWarning, match="n_neighbors=5000 of layer_dimensions is clipped to 299, .* of layer 'a'"):
+        result = layer_dimensions({"a": X[:300]}, n_neighbors=5000)
+    np.testing.assert_array_equal(result.n_neighbors, [299, 299])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(layer_dimensions({"a": X[:30]}).n_neighbors, [29, 29])
+
+
+def test_layers_refuse_in_terms_of_the_caller():
+    with pytest.raises(
+        ValueError, match="n_neighbors=5 is too small for MLE, which needs 20 neighbours: pass at least"
+    ):
+        layer_dimensions({"a": X}, n_neighbors=5)
+    with pytest.raises(TypeError, match=r"estimators must be a sequence, got one MLE: pass \[MLE\(\)\]"):
+        layer_dimensions({"a": X}, estimators=MLE())
+    with pytest.raises(ValueError, match="estimators is empty"):
+        layer_dimensions({"a": X}, estimators=[])
+    with pytest.raises(TypeError, match="Layer 'a' is a NeighborTable: pass its rows"):
+        layer_dimensions({"a": NeighborTable.from_rows(X, 10)})
+    with pytest.raises(ValueError, match="n_jobs=0 has no meaning"):
+        layer_dimensions({"a": X}, n_jobs=0)
+    with pytest.raises(ValueError, match="n_neighbors=1 must be at least 2"):
+        layer_dimensions({"a": X}, n_neighbors=1)
+
+
+def test_layers_without_an_interval_say_so():
+    result = layer_dimensions({"a": X}, estimators=[PCADimension()])
+    assert np.isnan(result.lower[0])
+    assert "nan" not in str(result)
+    assert " none " in str(result)

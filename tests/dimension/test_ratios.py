@@ -195,7 +195,6 @@ def test_gride_density_integrates_to_one():
         (Gride(200), "n2=400 is above the"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:n_neighbors=400 is clipped")
 def test_wrong_parameters_are_named(model, message):
     with pytest.raises(ValueError, match=message):
         model.fit(A)

@@ -79,7 +79,7 @@ def test_size_of_the_blocks_does_not_matter(monkeypatch, elements):
 
 def test_patches_are_relative_to_their_centre_in_units_of_their_radius():
     table = NeighborTable.from_rows(A, 5)
-    (offsets, shares), *rest = _patches.patches(A, table.queries, table.distances, table.indices)
+    (offsets, shares), *rest = _patches.offset_patches(A, table.queries, table.distances, table.indices)
     assert rest == []
     np.testing.assert_allclose(np.linalg.norm(offsets, axis=2), shares, rtol=1e-12)
     np.testing.assert_array_equal(shares[:, -1], 1)

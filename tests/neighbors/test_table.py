@@ -119,7 +119,7 @@ def test_to_graph_and_back():
 def test_errors_say_what_to_do():
     X = np.random.default_rng(0).standard_normal((20, 12))
     table = NeighborTable.from_rows(X, 4)
-    with pytest.raises(ValueError, match="build it with NeighborTable"):
+    with pytest.raises(ValueError, match="k=5 neighbours are needed, but the table has 4: make it with at least 5"):
         table.first(5)
     with pytest.raises(ValueError, match="at least 3 are needed"):
         NeighborTable.from_rows(np.ones((20, 12)), 4)
@@ -137,3 +137,103 @@ def test_errors_say_what_to_do():
         NeighborTable.from_precomputed(-np.abs(X[:, :3][:3] + X[:3, :3]))
     with pytest.warns(UserWarning, match="n_neighbors=50 is clipped to 19"):
         assert NeighborTable.from_rows(X, 50).n_neighbors == 19
+    with pytest.raises(ValueError, match="k=-1 must be at least 1"):
+        table.first(-1)
+    with pytest.raises(TypeError, match=r"k=1.5 must be an integer"):
+        table.first(1.5)
+    for jobs in (0, "a"):
+        with pytest.raises((ValueError, TypeError), match=f"n_jobs={jobs!r} .*None for one"):
+            NeighborTable.from_rows(X, 4, n_jobs=jobs)
+        with pytest.raises((ValueError, TypeError), match=f"n_jobs={jobs!r} .*None for one"):
+            NeighborTable.from_batches(X[:3], [X], 4, n_jobs=jobs)
+        with pytest.raises((ValueError, TypeError), match=f"n_jobs={jobs!r} .*None for one"):
+            NeighborTable.approximate(X, 4, n_jobs=jobs)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "strict"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"indices": lambda t: t.indices + 0.7}, "indices must hold integer positions, got float64"),
+        ({"queries": lambda t: np.arange(20) + 0.5}, "queries must hold integer positions, got float64"),
+        (
+            {"queries": lambda t: np.array([0, *range(19)]), "indices": lambda t: t.indices * 0 + [20, 21, 22, 23]},
+            "0 tw",
+        ),
+        ({"indices": lambda t: t.indices[:, [0, 0, 1, 2]]}, "A row of indices holds position .* twice"),
+        ({"recall": lambda t: 2.0}, "recall=2.0 must be at least 0 and at most 1"),
+        ({"recall": lambda t: -0.1}, "recall=-0.1 must be at least 0"),
+        ({"indices": lambda t: t.indices[:, :3]}, "indices has shape .20, 3., distances .20, 4."),
+    ],
+)
+def test_arrays_of_another_search_are_checked(library, changes, message):
+    table = NeighborTable.from_rows(np.random.default_rng(0).standard_normal((20, 12)), 4)
+    given = {"distances": table.distances, "indices": table.indices, "n_samples": 30}
+    given.update({name: change(table) for name, change in changes.items()})
+    for name in ("distances", "indices"):
+        given[name] = make_array(library, given[name])
+    with pytest.raises(ValueError, match=message):
+        NeighborTable.from_arrays(**given)
+
+
+def test_graphs_leave_out_rows_without_entries():
+    X, table = table_by("rows", "drop")
+    graph = table.to_graph()
+    for duplicates in ("drop", "keep"):
+        again = NeighborTable.from_precomputed(graph, duplicates=duplicates)
+        for name in ("indices", "distances", "queries"):
+            np.testing.assert_array_equal(getattr(again, name), getattr(table, name))
+        assert (again.n_samples, again.n_reference, again.n_duplicates) == (60, 56, 4)
+        np.testing.assert_array_equal(again.to_graph().toarray(), graph.toarray())
+    with pytest.raises(ValueError, match="X has 4 of 60 rows without any entry"):
+        NeighborTable.from_precomputed(graph, duplicates="raise")
+    anchored = NeighborTable.from_rows(X, 6, anchors=20)
+    with pytest.raises(ValueError, match="leaves a row without any neighbour"):
+        NeighborTable.from_precomputed(anchored.to_graph())
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "strict"])
+@pytest.mark.parametrize("scale", [1.0, 1e-150, 1e150])
+def test_matrices_must_be_symmetric(library, scale):
+    X = np.random.default_rng(0).standard_normal((300, 12))
+    D = all_distances(X, X) * scale
+    D[5, 270] *= 1 + 1e-9
+    expected = NeighborTable.from_precomputed(make_array(library, D), 5)
+    np.testing.assert_array_equal(_xp.to_numpy(expected.indices), brute_neighbors(X, 5, own=np.arange(300))[1])
+    D[280, 290] *= 1.00001
+    message = r"X is not symmetric: X\[280, 290\]=.*, but X\[290, 280\]=.*Pass \(X \+ X.T\) / 2"
+    with pytest.raises(ValueError, match=message):
+        NeighborTable.from_precomputed(make_array(library, D), 5)
+
+
+def test_rounding_of_expanded_distances_is_no_asymmetry():
+    X = np.random.default_rng(0).standard_normal((300, 12)).astype(np.float32)
+    X[1] = X[0] + np.float32(1e-3)
+    squares = (X**2).sum(axis=1)
+    # Products of rows in another order round differently above and below the diagonal.
+    reverse = (X[:, ::-1].copy() @ X[:, ::-1].T.copy()).T
+    products = np.where(np.tri(300, dtype=bool), X @ X.T, reverse)
+    D = np.sqrt(np.maximum(squares[:, np.newaxis] + squares - 2 * products, 0))
+    np.fill_diagonal(D, 0)
+    gap = np.abs(D - D.T) / np.maximum(np.maximum(D, D.T), 1e-30)
+    assert gap.max() > 1e-6
+    assert NeighborTable.from_precomputed(D, 5).n_neighbors == 5
+
+
+def test_a_short_graph_is_clipped_with_a_warning():
+    X = np.random.default_rng(0).standard_normal((50, 12))
+    graph = NeighborTable.from_rows(X, 5).to_graph()
+    message = "n_neighbors=9 is clipped to 5, the number of neighbours in the graph"
+    with pytest.warns(UserWarning, match=message) as record:
+        assert NeighborTable.from_precomputed(graph, 9).n_neighbors == 5
+    assert [warning.filename for warning in record] == [__file__]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch", "strict"])
+@pytest.mark.parametrize("d", [3, 14])
+def test_denormal_rows(library, d):
+    X = np.random.default_rng(0).standard_normal((60, d))
+    expected = NeighborTable.from_rows(X, 6)
+    table = NeighborTable.from_rows(make_array(library, X * 1e-300 * 1e-9), 6)
+    np.testing.assert_array_equal(_xp.to_numpy(table.indices), expected.indices)
+    np.testing.assert_allclose(_xp.to_numpy(table.distances) * 1e300, expected.distances * 1e-9, rtol=1e-10)
