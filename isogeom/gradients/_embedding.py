@@ -59,6 +59,9 @@ class EmbeddingUpdateResult(Result):
     token_ids: NDArray[np.int64]
     never_seen: NDArray[np.bool_]
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def to_frame(self) -> Any:
         """Return one line per token as a :class:`pandas.DataFrame`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from isogeom.gradients._fingerprint import fingerprint
 from isogeom.gradients._losses import Loss, move_batch, read_batch, sum_loss
-from isogeom.gradients._options import Options, check_options
+from isogeom.gradients._options import Options, check_options, run_model
 from isogeom.gradients._reduce import HarvestMoments, MomentStore
 from isogeom.gradients._reduce_store import MomentDiskStore
 from isogeom.gradients._result import Harvest
@@ -33,7 +34,7 @@ def harvest(
     sites: Iterable[str],
     *,
     collect: Iterable[str] = ("act", "grad"),
-    loss: str | Loss = "causal-lm",
+    loss: str | Loss | None = None,
     rows: str = "tokens",
     mask: Callable[[Any], Tensor] | None = None,
     label_mask: bool = False,
@@ -54,8 +55,8 @@ def harvest(
     ----------
     model : torch.nn.Module
         Any eager model; a model from :func:`torch.compile` is run uncompiled. It runs in evaluation mode. Training
-        flags, ``requires_grad`` flags, ``.grad`` and torch's random state (CPU, and the model's CUDA devices) are
-        afterwards as before, and no hook stays.
+        flags, ``requires_grad`` flags and ``.grad`` are afterwards as before, and no hook stays. Torch's random state
+        (CPU, and the model's CUDA devices) is left to `batches`: model, loss and mask draw from one of their own.
     batches : iterable of mappings, tuples, lists or tensors
         Batch-first (a sequence-first model whose batch is as long as its sequences cannot be told apart, and would give
         rows with the wrong meta); tensors are moved to the model's device and mappings become dicts. The batch size
@@ -66,16 +67,26 @@ def harvest(
 
         - none or ``:out``: the output; ``:out[0]``, ``:out[key]``, ``:out[1][0]``: an item of a tuple, mapping or
           dataclass;
-        - ``:in``: the first suitable input; ``:in[0]``, ``:in[name]``: the input at that position or of that name;
+        - ``:in``: the one suitable input (plain ones before those inside containers; one number per token does not
+          count; several are an error that lists them); ``:in[0]``, ``:in[name]``: the input at that position or of
+          that name;
         - ``:weight``: factor rows of the weight gradient of a linear layer (:class:`torch.nn.Linear`, transformers'
-          ``Conv1D``): inputs as activations, gradients of the outputs as gradients.
+          ``Conv1D``): inputs as activations, gradients of the outputs as gradients. It covers neither an embedding nor
+          the other uses of a tied weight.
 
         Without an item, the one floating tensor of shape (batch, seq, d) or (batch, d) is taken. Parts of a name may be
-        globs: ``"blocks.*"`` is all blocks (``*`` does not cross a dot). The empty name, as in ``":out[logits]"``, is
-        the model itself.
+        globs: ``"blocks.*"`` is all blocks (``*`` does not cross a dot; containers such as ``ModuleList`` are left
+        out). The empty name, as in ``":out[logits]"``, is the model itself. Maps (batch, channels, length) are refused
+        where the layer shows it (``Conv1d``, ``BatchNorm1d``), not behind an activation or in a module of your own. In
+        an encoder-decoder, ``input_ids`` and ``attention_mask`` are the encoder's: other sites have token id -1, and
+        raise if the shapes agree.
     collect : iterable of {"act", "grad"}, default=("act", "grad")
         ``"activations"`` and ``"gradients"`` are the same. With activations only, nothing is differentiated.
-    loss : {"causal-lm", "masked-lm"} or callable, default="causal-lm"
+    loss : {"causal-lm", "masked-lm"}, callable or None, default=None
+        None is ``"causal-lm"`` if gradients are collected. With activations only it is no loss: the model is called
+        with the batch (a tensor, the one item of a sequence, or a mapping as for the presets), `losses` are NaN, and
+        mappings with ``input_ids`` keep the rows of ``"causal-lm"``, so that they match those of a gradient call.
+
         A callable ``(model, batch) -> Tensor`` runs the model once and returns a scalar or losses of any shape, which
         are **summed**, so that a row does not depend on which samples share its batch; return sums or one loss per
         token, since a mean makes every gradient row smaller in a larger batch. The presets take mappings with
@@ -118,7 +129,12 @@ def harvest(
         Folder for the rows, new or of an interrupted call, which is then continued: blocks on disk are not computed
         again, and the result is the same to the last bit. `batches` must start over, with the same contents. A folder
         made with other options, another model or other batches is refused; a damaged shard is harvested again, with
-        a warning.
+        a warning. Compared are: of the model, its parameters, its buffers and the plain values (numbers, strings,
+        tuples of them) that its modules keep as attributes, but neither private ones and caches nor its code, its
+        config and attributes of classes; of `loss` and `mask`, their code with the values that they close over, that
+        are bound to them or that their object holds, and, among the globals that they name, plain values, tensors,
+        arrays and functions of the same file, but no other global, and no code elsewhere. Use a new folder when
+        anything of the rest changes. A folder without a finished block binds nobody.
     reduce : {None, "moments"}, default=None
         ``"moments"`` keeps count, mean, scatter and the cross products of activations and gradients instead of rows.
     progress : bool or None, default=None
@@ -136,7 +152,7 @@ def harvest(
         If an argument is not as described; if sites disagree on the shape of their rows; if a kept activation, a kept
         gradient or a loss is not finite; if there is no batch or no row; if `out` holds anything else.
     OSError
-        If a shard cannot be written, for a full disk for instance. What is on disk stays valid.
+        If `out` is a file, or a shard cannot be written, for a full disk for instance. What is on disk stays valid.
     RuntimeError
         If a site does not run exactly once per forward pass, has no gradient, or the loss has none; the message has the
         reasons.
@@ -207,7 +223,7 @@ def harvest(
         raise TypeError(
             f"batches must be an iterable of batches, got one {type(batches).__name__}; for a single batch pass [batch]"
         )
-    capture = Capture(resolve_sites(model, sites), frozenset(options.kinds))
+    capture = Capture(resolve_sites(model, sites), frozenset(options.kinds), options.dtype)
     if options.gradients and torch.is_inference_mode_enabled():
         raise RuntimeError(
             "harvest cannot collect gradients inside torch.inference_mode(); leave it, or use torch.no_grad()"
@@ -245,13 +261,19 @@ def _run(
         if len(own_ids) > 1:
             raise ValueError(f"batch {batch_id}: either every batch brings its own sample_id, or none does")
         if loss is None:
-            rows = options.batch_rows(moved, info, batch_id, first_sample, sink.threshold)
-            loss = _run_batch(model, moved, capture, rows, options, info.n_samples)
+            seed = batch_seed(options.rule.seed, batch_id)
+            # Forked for every batch, since the next one is drawn from the caller's random state.
+            with torch.random.fork_rng(devices=_cuda_devices(model)):
+                _seed(model, seed)
+                rows = options.batch_rows(moved, info, batch_id, first_sample, sink.threshold)
+                _seed(model, seed)
+                loss = _run_batch(model, moved, capture, rows, options, info.n_samples)
             sink.add(rows.selection, rows.selection.pool(capture.arrays), batch_id, info.n_samples, loss)
         losses.append(loss)
         first_sample += info.n_samples
         if bar is not None:
-            bar.set_postfix(rows=sink.n_rows, loss=f"{np.mean(losses):.4g}")
+            known = {} if np.isnan(losses[-1]) else {"loss": f"{np.mean(losses):.4g}"}
+            bar.set_postfix(rows=sink.n_rows, **known)
     if not losses:
         raise ValueError("batches is empty: there is nothing to harvest (a generator can be consumed only once)")
     if not sink.n_rows:
@@ -266,10 +288,13 @@ def _run(
 def _run_batch(
     model: nn.Module, batch: Any, capture: Capture, rows: BatchRows, options: Options, n_samples: int
 ) -> float:
-    """Run one batch forward and, for gradients, backward; return its mean loss."""
-    _seed(model, batch_seed(options.rule.seed, rows.batch_id))
+    """Run one batch forward and, for gradients, backward; return its mean loss, NaN without a loss."""
     with torch.set_grad_enabled(options.gradients):
         capture.begin(rows, n_samples)
+        if options.loss is None:
+            run_model(model, batch, rows.batch_id)
+            capture.end_forward(rows.batch_id)
+            return math.nan
         value = options.loss(model, batch)
         capture.end_forward(rows.batch_id)
         total, mean = sum_loss(value, rows.batch_id)
@@ -284,8 +309,7 @@ def _run_batch(
 
 
 def _prepare(stack: ExitStack, model: nn.Module, sites: list[Site], options: Options) -> None:
-    """Set evaluation mode and, for ':in' gradients, trainable flags; `stack` undoes all, and all use of chance."""
-    stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(model)))
+    """Set evaluation mode and, for ':in' gradients, trainable flags; `stack` undoes all."""
     for module in model.modules():
         # Not model.eval(): a train() of the user's own may do more than set the flag, and must not run twice.
         stack.callback(setattr, module, "training", module.training)

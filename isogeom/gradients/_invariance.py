@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,9 @@ class BatchInvarianceResult(Result):
         table = {"activations": self.activations, "gradients": self.gradients}
         return pandas.DataFrame(table).rename_axis("run").reset_index()
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         head = f"BatchInvarianceResult of {self.site!r}: {self.n_rows} rows of {self.n_samples} samples"
         lines = [
@@ -90,7 +93,8 @@ def check_batch_invariance(
         As in :func:`harvest`.
     batch : mapping, tuple, list or tensor
         One batch of at least two samples, as :func:`harvest` takes it. Tensors whose first length is the batch size are
-        cut by sample; everything else is passed on as it is.
+        cut by sample; everything else is passed on as it is. Samples that are all padding are not run alone. A
+        ``sample_id`` must differ from sample to sample.
     site : str
         Name of one site, as in :func:`harvest`.
     loss : {"causal-lm", "masked-lm"} or callable, default="causal-lm"
@@ -136,23 +140,26 @@ def check_batch_invariance(
     """
     n_samples = _n_samples(batch)
     settings = {"loss": loss, "mask": mask, "seed": seed}
-    samples = range(n_samples)
-    runs: dict[str, list[Any]] = {
-        "repeat": [batch],
-        "order": [_take(batch, torch.arange(n_samples - 1, -1, -1), n_samples)],
-        "alone": [_take(batch, torch.tensor([i]), n_samples) for i in samples],
+    ids = _own_ids(batch, n_samples)
+    reference, meta = _rows(model, [batch], range(n_samples), ids, site, settings)
+    attention = _attention(batch, n_samples)
+    padding = set() if attention is None else {i for i in range(n_samples) if not attention[i].any()}
+    # A sample that is all padding has nothing to run alone, unless a mask of the user's keeps rows of it.
+    alone = [i for i in range(n_samples) if i not in padding or i in meta[:, 0]]
+    cut = {i: _take(batch, torch.tensor([i]), n_samples) for i in alone}
+    back = range(n_samples - 1, -1, -1)
+    runs: dict[str, tuple[list[Any], Sequence[int]]] = {
+        "repeat": ([batch], range(n_samples)),
+        "order": ([_take(batch, torch.tensor(back), n_samples)], back),
+        "alone": (list(cut.values()), alone),
     }
-    if (attention := _attention(batch, n_samples)) is not None:
-        runs["unpadded"] = [_unpad(part, attention[i]) for i, part in enumerate(runs["alone"])]
-    reference, meta = _rows(model, [batch], site, settings)
+    if attention is not None:
+        real = [i for i in alone if i not in padding]
+        runs["unpadded"] = ([_unpad(cut[i], attention[i]) for i in real], real)
     differences: dict[str, dict[str, float]] = {kind: {} for kind in _KINDS}
     factor, worst = 1.0, 0
-    for run, batches in runs.items():
-        rows, found = _rows(model, batches, site, settings)
-        if run == "order":
-            found[:, 0] = n_samples - 1 - found[:, 0]
-            back = np.argsort(found[:, 0], kind="stable")
-            rows, found = {kind: part[back] for kind, part in rows.items()}, found[back]
+    for run, (batches, places) in runs.items():
+        rows, found = _rows(model, batches, places, ids, site, settings)
         # Without its padding, a token may stand elsewhere: its position is not compared.
         columns = slice(0, 2) if run == "unpadded" else slice(0, 3)
         if not np.array_equal(found[:, columns], meta[:, columns]):
@@ -165,9 +172,9 @@ def check_batch_invariance(
             differences[kind][run] = float(per_row[kind].max())
         if run == "alone":
             worst = int(meta[np.argmax(np.maximum(per_row["activations"], per_row["gradients"])), 0])
-            alone = rows["gradients"]
-            energy = float((alone**2).sum())
-            factor = float((alone * reference["gradients"]).sum()) / energy if energy else float("nan")
+            single = rows["gradients"]
+            energy = float((single**2).sum())
+            factor = float((single * reference["gradients"]).sum()) / energy if energy else float("nan")
     return BatchInvarianceResult(
         site=site,
         n_samples=n_samples,
@@ -180,16 +187,30 @@ def check_batch_invariance(
 
 
 def _rows(
-    model: nn.Module, batches: list[Any], site: str, settings: dict[str, Any]
+    model: nn.Module,
+    batches: list[Any],
+    places: Sequence[int],
+    ids: NDArray[np.int64] | None,
+    site: str,
+    settings: dict[str, Any],
 ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.int64]]:
-    """Return the rows of a run in float64; and the sample, token and position of each."""
+    """Return the rows of a run in float64, by sample; and the place of the sample, token and position of each.
+
+    `places` are those of the samples that the run has, in its order, and `ids` are the samples' own names, by place.
+    """
     found = harvest(model, batches, sites=[site], **settings)
     if len(found) != 1:
         raise ValueError(f"site={site!r} names {len(found)} sites, {', '.join(found)}: check one at a time")
     (rows,) = found.values()
-    arrays = {kind: np.asarray(getattr(rows, kind), dtype=np.float64) for kind in _KINDS}
     meta = found.meta
-    return arrays, np.stack([meta.sample_id, meta.token_id, meta.position], axis=1).astype(np.int64)
+    if ids is None:
+        place = np.asarray(places)[meta.sample_id]
+    else:
+        order = np.argsort(ids)
+        place = order[np.searchsorted(ids[order], meta.sample_id)]
+    back = np.argsort(place, kind="stable")
+    arrays = {kind: np.asarray(getattr(rows, kind), dtype=np.float64)[back] for kind in _KINDS}
+    return arrays, np.stack([place, meta.token_id, meta.position], axis=1).astype(np.int64)[back]
 
 
 def _differences(expected: NDArray[np.float64], got: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -217,6 +238,21 @@ def _n_samples(batch: Any) -> int:
     if len(tensors[0]) < 2:
         raise ValueError(f"batch has {len(tensors[0])} sample: with fewer than 2 there is nothing to compare")
     return len(tensors[0])
+
+
+def _own_ids(batch: Any, n_samples: int) -> NDArray[np.int64] | None:
+    """Return the batch's own `sample_id`, by which the rows of a sample are found again."""
+    own = batch.get("sample_id") if isinstance(batch, Mapping) else None
+    if not isinstance(own, Tensor) or own.shape != (n_samples,):
+        return None
+    ids = own.cpu().numpy().astype(np.int64)
+    values, counts = np.unique(ids, return_counts=True)
+    if len(values) < n_samples:
+        raise ValueError(
+            f"sample_id of the batch repeats {values[counts.argmax()]}: samples with one number cannot be told apart; "
+            "number them differently, or leave sample_id out"
+        )
+    return ids
 
 
 def _map(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -25,8 +25,9 @@ class Manifest:
     """The lines of a manifest, each with a checksum of its own.
 
     The first line is the header (fingerprint), then comes one line per finished block (a later line for the same block
-    replaces the earlier one), then one that ends the harvest. A line is written after the shards it names are on disk,
-    so whatever a crash leaves behind without a line is not believed.
+    replaces the earlier one), then one that ends the harvest. A repair starts with a line that reopens the harvest: it
+    takes back the end and names the blocks that are still good. A line is written after the shards it names are on
+    disk, so whatever a crash leaves behind without a line is not believed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,8 +59,29 @@ class Manifest:
             self.header = entry["header"]
         elif "block" in entry:
             self.blocks[entry["block"]] = entry
+        elif "reopened" in entry:
+            self.end = None
+            self.blocks = {number: self.blocks[number] for number in entry["reopened"] if number in self.blocks}
         else:
             self.end = entry
+
+    def missing(self) -> str | None:
+        """Return which block or batches have no line though later ones have, None if all is there."""
+        absent = sorted(set(range(max(self.blocks, default=-1))) - self.blocks.keys())
+        if absent:
+            return f"{self.path} names no block {absent[0]}, but later ones"
+        held = sum(len(block["batches"]) for block in self.blocks.values())
+        if self.end is not None and held != self.end["end"]:
+            return f"{self.path} names blocks of {held} batches, but the harvest had {self.end['end']}"
+        candidates = [number for number in sorted(self.blocks) if not self.blocks[number]["sampled"]]
+        if self.end is not None and candidates:
+            return f"{self.path} names only the candidates of block {candidates[0]}, not its sample"
+        return None
+
+    def restart(self) -> None:
+        """Forget all lines: the next one that is appended becomes the first."""
+        self.header = self.end = self.damaged = None
+        self.blocks, self.valid_bytes, self.torn = {}, 0, False
 
     def append(self, entry: dict[str, Any]) -> None:
         """Write a line and wait until it is on disk; on failure the file is as before."""

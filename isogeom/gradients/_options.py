@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from isogeom._validation import check_choice, check_real
 from isogeom.gradients._losses import IGNORED, BatchInfo, Loss, causal_targets, resolve_loss
@@ -27,7 +27,7 @@ _KINDS = {"act": "activations", "grad": "gradients", "activations": "activations
 class Options:
     """The checked options of a call."""
 
-    loss: Loss
+    loss: Loss | None  # None with activations only: the model is run, and that is all
     causal: bool
     kinds: tuple[str, ...]
     mask: Callable[[Any], Tensor] | None
@@ -56,7 +56,8 @@ class Options:
         real = None
         if self.rule.rows != "all":
             real = info.attention if self.needs_attention else None
-            if self.causal and info.token_ids is not None:
+            predicts = self.causal and (self.loss is not None or isinstance(batch, Mapping))
+            if predicts and info.token_ids is not None:
                 known = torch.ones_like(info.token_ids, dtype=torch.bool) if info.attention is None else info.attention
                 real = causal_targets(known)
         return BatchRows(
@@ -140,12 +141,14 @@ def check_options(
     )
     check_choice(dtype, "dtype", DTYPES)
     check_choice(reduce, "reduce", (None, "moments"))
-    if out is not None and not isinstance(out, (str, os.PathLike)):
-        raise TypeError(f"out must be None or the path of a folder, got {out!r}")
+    folder = _folder(out)
     _check_together(rule, dtype, out, reduce)
     kinds = _kinds(collect)
     steps = _integer("batches_per_shard", batches_per_shard, 1, sys.maxsize)
-    causal = isinstance(loss, str) and loss == "causal-lm"
+    if loss is None and "gradients" in kinds:
+        loss = "causal-lm"
+    causal = loss is None or (isinstance(loss, str) and loss == "causal-lm")
+    function = None if loss is None else resolve_loss(loss)
     given = {
         "collect": list(kinds),
         "loss": loss,
@@ -153,9 +156,7 @@ def check_options(
         "mask": mask,
         "label_mask": bool(label_mask),
         "exclude_token_ids": sorted(ids) or None,
-        "positions": rule.positions
-        if isinstance(rule.positions, slice) or positions is None
-        else list(rule.positions or ()),
+        "positions": list(rule.positions) if isinstance(rule.positions, tuple) else rule.positions,
         "max_rows": rule.budget,
         "sample_rate": rule.rate,
         "dtype": dtype,
@@ -163,8 +164,18 @@ def check_options(
         "seed": rule.seed,
         "reduce": reduce,
     }
-    folder = None if out is None else Path(out)
-    return Options(resolve_loss(loss), causal, kinds, mask, bool(label_mask), rule, dtype, steps, folder, reduce, given)
+    return Options(function, causal, kinds, mask, bool(label_mask), rule, dtype, steps, folder, reduce, given)
+
+
+def _folder(out: Any) -> Path | None:
+    if out is None:
+        return None
+    if not isinstance(out, (str, os.PathLike)) or not isinstance(os.fspath(out), str):
+        raise TypeError(f"out must be None or the path of a folder, got {out!r}")
+    if not os.fspath(out).strip():
+        raise ValueError(f"out={out!r} is empty: name a folder, or use None to keep the rows in memory")
+    # Absolute: shards are opened when they are read, maybe in another working directory.
+    return Path(out).expanduser().absolute()
 
 
 def _kinds(collect: Any) -> tuple[str, ...]:
@@ -182,16 +193,32 @@ def _kinds(collect: Any) -> tuple[str, ...]:
 def _token_ids(exclude: Any) -> set[int]:
     if exclude is not None and (isinstance(exclude, (str, bytes)) or not isinstance(exclude, Iterable)):
         raise TypeError(f"exclude_token_ids must be a list of token ids, got {exclude!r}")
-    items = () if exclude is None else exclude
+    try:
+        items = [] if exclude is None else list(exclude)
+    except TypeError:  # a tensor or array without an axis
+        raise TypeError(f"exclude_token_ids must be a list of token ids, got {exclude!r}: use [{exclude}]") from None
     return {_integer("exclude_token_ids", item, -(2**63), 2**63 - 1) for item in items}
 
 
 def _positions(positions: Any) -> slice | tuple[int, ...] | None:
-    if positions is None or isinstance(positions, slice):
-        return positions
+    if positions is None:
+        return None
+    if isinstance(positions, slice):
+        parts = {name: getattr(positions, name) for name in ("start", "stop", "step")}
+        start, stop, step = (
+            None if part is None else _integer(f"{name} of positions={positions!r}", part, -(2**62), 2**62)
+            for name, part in parts.items()
+        )
+        if step == 0:
+            raise ValueError(f"positions={positions!r} has step 0: a step is at least 1, or negative")
+        return slice(start, stop, step)
     if isinstance(positions, (str, bytes)) or not isinstance(positions, Iterable):
         raise TypeError(f"positions must be None, a slice or a list of integers, got {positions!r}")
-    found = tuple(dict.fromkeys(_integer("positions", item, -(2**62), 2**62) for item in positions))
+    try:
+        items = list(positions)
+    except TypeError:  # a tensor or array without an axis
+        raise TypeError(f"positions must be None, a slice or a list of integers, got {positions!r}") from None
+    found = tuple(dict.fromkeys(_integer("positions", item, -(2**62), 2**62) for item in items))
     if not found:
         raise ValueError("positions is empty: no row could be kept. Use None for all positions")
     return found
@@ -219,3 +246,18 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
     if not low <= number <= high:
         raise ValueError(f"{name} must be between {low} and {high}, got {value!r}")
     return number
+
+
+def run_model(model: nn.Module, batch: Any, batch_id: int) -> None:
+    """Run the model without a loss."""
+    if isinstance(batch, Mapping):
+        model(**{key: value for key, value in batch.items() if key not in ("labels", "sample_id")})
+    elif isinstance(batch, Tensor):
+        model(batch)
+    elif len(batch) == 1:
+        model(batch[0])
+    else:
+        raise ValueError(
+            f"batch {batch_id} is a sequence of {len(batch)} items, and which of them the model takes is unknown: pass "
+            "loss=callable (model, batch) -> Tensor that calls it"
+        )

@@ -77,7 +77,11 @@ def _token_embedding(model: nn.Module, blocks: list[str]) -> str | None:
         except (NotImplementedError, AttributeError):  # models that cannot say; the largest table is the token table
             declared = None
     if declared in names:
-        return names[declared]
+        # Encoder-decoder models declare a table that they may never call: their stacks hold tables with its weight.
+        weight, home = getattr(declared, "weight", None), blocks[0].rpartition(".")[0].rpartition(".")[0]
+        same = [name for module, name in names.items() if isinstance(module, nn.Embedding) and module.weight is weight]
+        beside = [name for name in same if home and _inside(name, home)]
+        return beside[0] if beside else names[declared]
     tables = {
         name: module.num_embeddings
         for module, name in names.items()
@@ -134,11 +138,11 @@ def probes(model: nn.Module) -> dict[str, str]:
 
     Notes
     -----
-    A site is ``"module.path"`` for an output and ``"module.path:in"`` for the first floating input of shape
-    (batch, seq, d). The block list is the longest of the outermost ``nn.ModuleList`` (without one, ``nn.Sequential``)
-    whose members have one class and contain a linear layer, so the experts inside a block are never taken for blocks;
-    between two equally long lists (encoder and decoder) the first registered wins. With one or two blocks some probes
-    coincide.
+    A site is ``"module.path"`` for an output and ``"module.path:in"`` for the one floating input of shape
+    (batch, seq, d); where a block has several, as in a decoder that reads an encoder, use ``":in[0]"``. The block list
+    is the longest of the outermost ``nn.ModuleList`` (without one, ``nn.Sequential``) whose members have one class and
+    contain a linear layer, so the experts inside a block are never taken for blocks; between two equally long lists
+    (encoder and decoder) the first registered wins. With one or two blocks some probes coincide.
 
     Examples
     --------

@@ -56,7 +56,7 @@ class ShardedRows:
     def __init__(
         self, paths: Sequence[str | os.PathLike[str]], lengths: Sequence[int], width: int, dtype: str = "float32"
     ) -> None:
-        self._paths = list(paths)
+        self._paths = [Path(path).absolute() for path in paths]  # opened late, maybe in another working directory
         self._kind = dtype
         self._maps: dict[int, NDArray[Any]] = {}
         self.bounds = np.cumsum(lengths).tolist() if len(lengths) else []
@@ -152,7 +152,7 @@ def open_harvest(path: Any, *, verify: bool = True) -> Harvest:
     FileNotFoundError
         If a folder holds no harvest.
     ValueError
-        If a harvest is unfinished, a shard is missing, truncated or corrupt (it is named; run the same
+        If a harvest is unfinished or incomplete, a shard is missing, truncated or corrupt (it is named; run the same
         :func:`harvest` again to repair it), folders do not belong together, or two of them hold the same sample.
 
     Examples
@@ -168,7 +168,7 @@ def open_harvest(path: Any, *, verify: bool = True) -> Harvest:
       :out  activations (6, 2), gradients (6, 2)
     """
     single = isinstance(path, (str, os.PathLike)) or not isinstance(path, Iterable)
-    folders = [Path(item) for item in ([path] if single else path)]
+    folders = [Path(item).expanduser().absolute() for item in ([path] if single else path)]
     if not folders:
         raise ValueError("path is an empty list: name at least one folder of a harvest")
     manifests = [_finished(folder, verify) for folder in folders]
@@ -189,6 +189,9 @@ def _finished(folder: Path, verify: bool) -> Manifest:
     if manifest.header is None or manifest.end is None:
         damage = f"line {manifest.damaged} of its manifest is damaged" if manifest.damaged else "it was interrupted"
         raise ValueError(f"the harvest in {folder} is unfinished ({damage}): run the same call of harvest again")
+    missing = manifest.missing()
+    if missing:
+        raise ValueError(f"the harvest in {folder} is incomplete ({missing}): run the same call of harvest again")
     if manifest.header["fingerprint"]["reduce"] is not None:
         raise ValueError(f"{folder} holds reduced moments, no rows: run the same call of harvest to get them")
     for record in manifest.files():

@@ -35,7 +35,7 @@ class MomentDiskStore(DiskStore):
     def add(self, selection: Selection, arrays: Rows, batch_id: int, n_samples: int, loss: float) -> None:
         """Add the rows of one batch; the last batch of a block writes the moments."""
         self._sums.add(selection, arrays, batch_id, n_samples, loss)
-        self._batches.append({"sha256": self._digest, "n_samples": n_samples, "loss": loss})
+        self._note(n_samples, loss)
         if (batch_id + 1) % self.step == 0:
             self._flush(batch_id // self.step)
 
@@ -66,12 +66,14 @@ class MomentDiskStore(DiskStore):
         return {shard["file"] for shard in blocks[max(blocks)]["shards"]} if blocks else set()
 
     def _drop_faulty(self) -> None:
-        """Load the last block; if it is faulty there is nothing to go on from."""
+        """Load the last block; if it is faulty, or one before it unknown, there is nothing to go on from."""
         blocks = self.manifest.blocks
         if not blocks:
             return
         block = blocks[max(blocks)]
-        wrong = next(filter(None, (fault(self.folder, shard) for shard in block["shards"])), None)
+        # The last block holds the rows of those before it: to harvest one of those again would count them twice.
+        faults = (fault(self.folder, shard) for shard in block["shards"])
+        wrong = self.manifest.missing() or next(filter(None, faults), None)
         if wrong:
             warn_user(f"{wrong}; all batches are harvested again")
             blocks.clear()

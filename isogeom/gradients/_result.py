@@ -57,7 +57,7 @@ class Harvest(Mapping[str, SiteRows]):
         stand in (batch, sample, position) order.
     losses : ndarray of shape (n_batches,), float64
         Per batch, the mean of what the loss returned: with the presets, the mean cross-entropy per predicted token, in
-        nats. 0.0 for a batch without any loss term.
+        nats. 0.0 for a batch without any loss term; NaN with activations only and no loss.
 
     Examples
     --------

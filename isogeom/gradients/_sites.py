@@ -20,13 +20,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from isogeom._validation import warn_user
+from isogeom.gradients._layouts import channels_first, encoder_prefix
 from isogeom.gradients._sampling import BatchRows
+from isogeom.gradients._underflow import underflow
 
 _SUFFIX = re.compile(r"(in|out)((?:\[[^\[\]]+\])*)|(weight)")
 _NOT_FIRED = (
     "it was not called in this forward pass; or its parent uses its weight without calling it (nn.MultiheadAttention "
     "does so with out_proj), calls its .forward() directly, is compiled, or it is a container such as nn.ModuleList"
 )
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _FIRED_AGAIN = "it is a shared module called several times per forward pass, or the loss calls the model several times"
 
 Path = tuple[Any, ...]
@@ -40,13 +43,20 @@ class Site:
     module: nn.Module
     kind: str
     selectors: tuple[str, ...]
+    maps: str | None = None  # class of the layer whose 3-D tensors are (batch, channels, length)
+    decoder: bool = False  # behind the encoder of an encoder-decoder model, so `input_ids` are not its tokens
 
 
 def resolve_sites(model: nn.Module, sites: Iterable[str]) -> list[Site]:
     """Parse site strings, expand globs and look the modules up; duplicates are dropped, the order kept."""
     if isinstance(sites, str) or not isinstance(sites, Iterable):
         raise TypeError(f"sites must be a list of strings, got {sites!r}; for one site pass a list with one string")
+    if isinstance(sites, Mapping) and all(isinstance(value, str) for value in sites.values()):
+        raise TypeError(
+            f"sites is a {type(sites).__name__} of names to sites: pass its .values(), list(sites.values())"
+        )
     modules = dict(model.named_modules(remove_duplicate=False))
+    encoder = encoder_prefix(modules)
     found: dict[tuple[str, str, tuple[str, ...]], Site] = {}
     for text in sites:
         if not isinstance(text, str):
@@ -62,7 +72,17 @@ def resolve_sites(model: nn.Module, sites: Iterable[str]) -> list[Site]:
         selectors = tuple(re.findall(r"\[([^\[\]]+)\]", match[2] or ""))
         for name in _expand(pattern, modules, text):
             _check_module(modules[name], kind, name + colon + suffix)
-            found.setdefault((name, kind, selectors), Site(name + colon + suffix, modules[name], kind, selectors))
+            site = Site(
+                name + colon + suffix,
+                modules[name],
+                kind,
+                selectors,
+                maps=channels_first(modules, name, kind),
+                decoder=encoder is not None
+                and not f"{name}.".startswith(f"{encoder}.")
+                and not any(selector.startswith("encoder") for selector in selectors),
+            )
+            found.setdefault((name, kind, selectors), site)
     if not found:
         raise ValueError("sites is empty: name at least one module, for instance sites=['blocks.0']")
     return list(found.values())
@@ -71,7 +91,7 @@ def resolve_sites(model: nn.Module, sites: Iterable[str]) -> list[Site]:
 def _expand(pattern: str, modules: dict[str, nn.Module], text: str) -> list[str]:
     if pattern in modules:
         return [pattern]
-    if pattern == "*":
+    if pattern and not pattern.strip("*"):
         raise ValueError(f"site {text!r} would harvest everything: name the modules, for instance 'blocks.*'")
     # Part by part, so that "blocks.*" means the blocks and not every module inside them.
     parts = pattern.split(".")
@@ -81,7 +101,13 @@ def _expand(pattern: str, modules: dict[str, nn.Module], text: str) -> list[str]
         if name.count(".") == len(parts) - 1 and all(map(fnmatch.fnmatchcase, name.split("."), parts))
     ]
     if names and any(sign in pattern for sign in "*?["):
-        return names
+        called = [name for name in names if not isinstance(modules[name], _CONTAINERS)]
+        if not called:
+            raise ValueError(
+                f"site {text!r} matches only containers, which are never called: {', '.join(map(repr, names))}; name "
+                f"their members, for instance '{names[0]}.*'"
+            )
+        return called
     plain = [name for name in modules if name]
     close = difflib.get_close_matches(pattern, plain, n=5, cutoff=0.5) or [name for name in plain if "." not in name]
     shown = ", ".join(map(repr, close[:8])) or "none"
@@ -98,6 +124,7 @@ def _check_module(module: nn.Module, kind: str, name: str) -> None:
         raise TypeError(
             f"site {name!r}: ':weight' gives the factor rows of nn.Linear and transformers' Conv1D only, not of "
             f"{type(module).__name__}"
+            + ("; harvest its output, or see embedding_update" if isinstance(module, nn.Embedding) else "")
         )
 
 
@@ -182,8 +209,7 @@ def locate(site: Site, kind: str, tree: Any, n_samples: int) -> tuple[Tensor, li
     every = [(start + path, tensor) for path, tensor in _tensors(value)]
     fit = [(path, t) for path, t in every if t.is_floating_point() and t.ndim in (2, 3) and t.shape[0] == n_samples]
     if kind == "in":
-        fit.sort(key=lambda item: len(item[0]))  # plain inputs before those inside a container; the sort is stable
-        fit = fit[:1]
+        fit = _principal(fit)
     if len({id(tensor) for _, tensor in fit}) != 1:
         seen = "; ".join(f"{_spell(path, kind)} {tuple(t.shape)} {t.dtype}" for path, t in fit or every)
         found = f"several fit, choose one by its suffix: {seen}" if fit else f"none fits: {seen or 'no tensor at all'}"
@@ -194,7 +220,22 @@ def locate(site: Site, kind: str, tree: Any, n_samples: int) -> tuple[Tensor, li
             f"batch={n_samples}; {found}"
         )
     tensor = fit[0][1]
+    if site.maps is not None and tensor.ndim == 3:
+        raise ValueError(
+            f"site {site.name!r} has maps of shape (batch, channels, length) = {tuple(tensor.shape)}, as {site.maps} "
+            "makes them, which have no rows of features: name the layer that pools or flattens them, or a module that "
+            "returns them transposed, (batch, length, channels)"
+        )
     return tensor, [path for path, other in _tensors(tree) if other is tensor]
+
+
+def _principal(fit: list[tuple[Path, Tensor]]) -> list[tuple[Path, Tensor]]:
+    """Drop the inputs that only accompany others: those inside containers, and one number per token."""
+    # Blocks of language models get rotary embeddings as a pair, and masks or scales of shape (batch, seq[, 1]).
+    depth = min((len(path) for path, _ in fit), default=0)
+    plain = [(path, t) for path, t in fit if len(path) == depth]
+    grids = {tuple(t.shape[:2]) for _, t in plain if t.ndim == 3 and t.shape[2] > 1}
+    return [(path, t) for path, t in plain if tuple(t.shape) not in grids | {(*g, 1) for g in grids}]
 
 
 def _spell(path: Path, kind: str) -> str:
@@ -207,12 +248,13 @@ def _spell(path: Path, kind: str) -> str:
 class Capture:
     """Hooks that copy rows at the sites, for the batch given to `begin`."""
 
-    def __init__(self, sites: list[Site], collect: frozenset[str]) -> None:
+    def __init__(self, sites: list[Site], collect: frozenset[str], dtype: str = "float32") -> None:
         self.sites = sites
         self.collect = collect
+        self.dtype = dtype  # how the rows will be stored
         self.arrays: dict[tuple[str, str], NDArray[np.float32]] = {}
         self._recording = False
-        self._warned = False
+        self._warned = self._warned_underflow = False
 
     def attach(self, stack: ExitStack) -> None:
         """Register the hooks; `stack` removes them."""
@@ -307,6 +349,8 @@ class Capture:
             if self._fired[site.name] > 1:
                 return None
         tensor, paths = locate(site, kind, tree, self._n_samples)
+        if self._recording and site.decoder:
+            self._check_decoder(site, tuple(tensor.shape[:-1]))
         if self._recording and site.kind != "weight" and "activations" in self.collect:
             self._copy(site.name, "activations", tensor)
         if "gradients" not in self.collect:
@@ -338,6 +382,15 @@ class Capture:
             self._edges[name] = (edge, tensor, version)
         return given
 
+    def _check_decoder(self, site: Site, grid: tuple[int, ...]) -> None:
+        """Refuse to label rows of a decoder with the encoder's tokens and mask, if the shapes happen to agree."""
+        if any(known is not None and known.shape == grid for known in (self._rows.token_ids, self._rows.real)):
+            raise ValueError(
+                f"site {site.name!r} is not in the encoder, but input_ids and attention_mask of the batch are the "
+                f"encoder's, and as long as its rows (shape {grid}), so rows would get the wrong tokens; give them "
+                "other names in the batch and pass them to the model in a loss of your own (loss=callable)"
+            )
+
     def _copy(self, name: str, kind: str, tensor: Tensor) -> None:
         selection = self._rows.select(tuple(tensor.shape[:-1]), name)
         index = torch.from_numpy(selection.keep).to(tensor.device)
@@ -351,6 +404,10 @@ class Capture:
             )
         if selection.chosen is not None:
             rows = rows[torch.from_numpy(selection.chosen).to(rows.device)]
+        lost = None if self._warned_underflow else underflow(rows, kind, tensor.dtype, self.dtype)
+        if lost:
+            self._warned_underflow = True
+            warn_user(f"all {kind} of site {name!r} in batch {self._rows.batch_id} are 0 in float16, {lost}")
         self.arrays[name, kind] = rows.cpu().numpy()
 
 

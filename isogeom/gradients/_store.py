@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from contextlib import ExitStack
@@ -48,6 +49,9 @@ class DiskStore:
     def open(self, stack: ExitStack) -> None:
         """Lock the folder until `stack` closes, and find out which blocks of an earlier run can be kept."""
         shards = self.folder / SHARDS
+        file = next((p for p in (self.folder, *self.folder.parents) if p.exists() and not p.is_dir()), None)
+        if file is not None:
+            raise NotADirectoryError(f"out={str(self.folder)!r} cannot be a folder: {file} is a file; name another one")
         if self.folder.exists() and not (self.folder / MANIFEST).exists():
             # An empty folder of shards is what a run leaves that was stopped at its very start.
             foreign = [p for p in self.folder.iterdir() if p != shards or not p.is_dir() or any(p.iterdir())]
@@ -66,6 +70,12 @@ class DiskStore:
             )
         if header is not None and header["format"] != FORMAT:
             raise ValueError(f"{self.folder} has format {header['format']}, this version writes {FORMAT}: {_AGAIN}")
+        unequal = [] if header is None else differences(header["fingerprint"], self.fingerprint)
+        whole = self.manifest.damaged is None or self.manifest.torn
+        if unequal and whole and not self.manifest.blocks:
+            # A first run that failed before any block was finished binds nobody.
+            self.manifest.restart()
+            header = None
         if header is None:
             self.manifest.append(
                 {
@@ -77,17 +87,20 @@ class DiskStore:
                     }
                 }
             )
-        else:
-            unequal = differences(header["fingerprint"], self.fingerprint)
-            if unequal:
-                raise ValueError(
-                    f"out={str(self.folder)!r} holds another harvest: {'; '.join(unequal)}. Please {_AGAIN}"
-                )
+        elif unequal:
+            raise ValueError(f"out={str(self.folder)!r} holds another harvest: {'; '.join(unequal)}. Please {_AGAIN}")
         if self.manifest.damaged and not self.manifest.torn:
             warn_user(
                 f"line {self.manifest.damaged} of {self.manifest.path} is damaged: what follows is harvested again"
             )
+        named = set(self.manifest.blocks)
+        incomplete = self.manifest.end is not None and self.manifest.missing() is not None
+        if incomplete and self.fingerprint["reduce"] is None:
+            warn_user(f"{self.manifest.missing()}: what is missing is harvested again")
         self._drop_faulty()
+        if incomplete or named != set(self.manifest.blocks):
+            # Before anything changes: a repair that is interrupted must not be taken for a finished harvest.
+            self.manifest.append({"reopened": sorted(self.manifest.blocks)})
         self._drop_strays()
 
     def _drop_faulty(self) -> None:
@@ -146,8 +159,7 @@ class DiskStore:
             self._n_before += block["n_rows"]
             if self.budget is not None:
                 self._remember(self._keys(block))
-        loss: float = record["loss"]
-        return loss
+        return math.nan if record["loss"] is None else float(record["loss"])
 
     def _other_batches(self, what: str) -> ValueError:
         return ValueError(
@@ -157,9 +169,15 @@ class DiskStore:
     def add(self, selection: Selection, arrays: Rows, batch_id: int, n_samples: int, loss: float) -> None:
         """Add the rows of one batch; the last batch of a block writes its shards."""
         self._rows.add(selection, arrays, batch_id, n_samples, loss)
-        self._batches.append({"sha256": self._digest, "n_samples": n_samples, "loss": loss})
+        self._note(n_samples, loss)
         if (batch_id + 1) % self.step == 0:
             self._flush(batch_id // self.step)
+
+    def _note(self, n_samples: int, loss: float) -> None:
+        # JSON knows no NaN, which stands for a batch without a loss.
+        self._batches.append(
+            {"sha256": self._digest, "n_samples": n_samples, "loss": None if math.isnan(loss) else loss}
+        )
 
     def _flush(self, number: int) -> None:
         keys, meta, rows = self._rows.drain()

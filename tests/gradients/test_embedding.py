@@ -39,6 +39,8 @@ def test_rows_norms_and_masks_are_those_planted():
     assert (result.n_tokens, result.n_features, result.n_padding, result.n_never_seen) == (10, 4, 0, 7)
     assert result.tied is None
     assert result.decay == 1
+    assert repr(result) == str(result)
+    assert repr(result).startswith("EmbeddingUpdateResult\n  name ")
     table = pytest.importorskip("pandas", reason="pandas is not installed") and result.to_frame()
     assert list(table.columns) == ["token_id", "norm", "initial_norm", "never_seen"]
     assert len(table) == 10

@@ -151,6 +151,57 @@ def test_tuples_with_what_is_no_tensor_are_cut_by_sample():
     assert check_batch_invariance(Scaled(), data, "inner", loss=loss).largest < 1e-5
 
 
+@pytest.mark.parametrize("padding", [None, "right"])
+def test_the_batchs_own_numbers_of_samples_change_nothing(padding):
+    model, data = Model(positions=False), batch(padding=padding)
+    expected = check_batch_invariance(model, data, "mix")
+    got = check_batch_invariance(model, {**data, "sample_id": torch.tensor([70, 3, -5, 12])}, "mix")
+    assert got.to_dict() == expected.to_dict()
+    assert got.largest < 1e-5
+
+
+def test_the_worst_sample_is_a_place_whatever_its_number():
+    data = batch(padding="left")
+    ids = torch.tensor([9, 8, 7, 6])
+    plain = check_batch_invariance(Model(masked=False), data, "mix", loss=first_logits)
+    own = check_batch_invariance(Model(masked=False), {**data, "sample_id": ids}, "mix", loss=first_logits)
+    assert own.worst_sample == plain.worst_sample == 3
+
+
+def first_logits(model, batch):
+    """A mean over the batch, weighted so that the last sample loses the most by it."""
+    scale = batch["input_ids"].new_ones(len(batch["input_ids"]), dtype=torch.float32)
+    logits = model(batch["input_ids"], batch["attention_mask"])
+    return (logits.square().mean((1, 2)) * (scale + 5 * (batch["attention_mask"].sum(1) == 4))).mean()
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("empty", [0, 2])
+def test_a_sample_of_padding_only_is_left_out(empty, own):
+    data = batch(padding="right")
+    data["attention_mask"][empty] = 0
+    if own:
+        data["sample_id"] = torch.tensor([5, 4, 3, 2])
+    result = check_batch_invariance(Strict(positions=False), data, "mix")
+    assert list(result.gradients) == ["repeat", "order", "alone", "unpadded"]
+    assert result.largest < 1e-5
+    assert result.n_rows == int((data["attention_mask"].sum(1) - 1).clamp(min=0).sum())
+
+
+class Strict(Model):
+    """Reads its first token, as transformers do where a mask has to be made, and so fails without any."""
+
+    def forward(self, input_ids, attention_mask=None):
+        input_ids.argmax(1)
+        return super().forward(input_ids, attention_mask)
+
+
+def test_repr_is_the_text():
+    result = check_batch_invariance(Model(), batch(), "mix")
+    assert repr(result) == str(result)
+    assert repr(result).startswith("BatchInvarianceResult of 'mix': 24 rows of 4 samples\n  repeat ")
+
+
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
@@ -158,6 +209,11 @@ def test_tuples_with_what_is_no_tensor_are_cut_by_sample():
         ({"batch": {"name": 3}}, ValueError, "batch holds no tensor"),
         ({"batch": batch(n=1)}, ValueError, "batch has 1 sample: with fewer than 2"),
         ({"site": "*o*s"}, ValueError, r"site='\*o\*s' names 2 sites, tokens, positions: check one"),
+        (
+            {"batch": {**batch(), "sample_id": torch.tensor([1, 2, 1, 3])}},
+            ValueError,
+            "sample_id of the batch repeats 1",
+        ),
         ({"site": "mixx"}, ValueError, "matches no module"),
         ({"mask": lambda b: b["input_ids"] != b["input_ids"].max()}, ValueError, "depends on the rest of the"),
     ],

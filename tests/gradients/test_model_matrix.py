@@ -219,6 +219,42 @@ def test_bfloat16_models_equal_their_own_autograd(family):
     np.testing.assert_allclose(rows.gradients, expected, rtol=0.05, atol=0.01 * np.abs(expected).max())
 
 
+ENCODER_DECODERS = {
+    "t5": ("T5Config", "T5ForConditionalGeneration", {"d_kv": 4, "d_ff": 24, "num_layers": 3, "num_heads": 4}),
+    "bart": (
+        "BartConfig",
+        "BartForConditionalGeneration",
+        {f"{part}_{key}": n for part in ("encoder", "decoder") for key, n in [("layers", 3), ("attention_heads", 4)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", ENCODER_DECODERS)
+def test_probes_of_an_encoder_decoder_are_those_of_its_encoder(family):
+    transformers = pytest.importorskip("transformers", reason="the families live in transformers (the hf extra)")
+    config, kind, sizes = ENCODER_DECODERS[family]
+    sizes = {**sizes, "d_model": WIDTH, "vocab_size": VOCABULARY, "decoder_start_token_id": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(getattr(transformers, config)(**sizes)).eval()
+    ids = make_ids(2, SEQ)
+    batch = {"input_ids": ids, "labels": ids[:, :4].contiguous()}
+
+    def loss(model, batch):
+        return model(**batch).loss
+
+    h = harvest(model, [batch], list(probes(model).values()), loss=loss)
+    assert all(rows.activations.shape == (2 * SEQ, WIDTH) for rows in h.values())
+    np.testing.assert_array_equal(h.meta.token_id, ids.flatten())
+    states = model(**batch, output_hidden_states=True).encoder_hidden_states
+    first = h[probes(model)["T1_out"]].activations
+    np.testing.assert_allclose(first, states[1].detach().flatten(0, 1), rtol=1e-5, atol=1e-6)
+    # A block of the decoder reads the encoder as well.
+    block = {"t5": "decoder.block.0", "bart": "model.decoder.layers.0"}[family]
+    with pytest.raises(ValueError, match=r"several fit, choose one by its suffix: :in\[0\] \(2, 4, 16\)"):
+        harvest(model, [batch], [f"{block}:in"], loss=loss)
+    assert harvest(model, [batch], [f"{block}:in[0]"], loss=loss).n_rows == 2 * 4
+
+
 # ---------------------------------------------------------------------- weights without gradients
 
 

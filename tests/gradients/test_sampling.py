@@ -145,6 +145,14 @@ def test_positions_count_from_the_first_real_token(side, positions):
     )
 
 
+def test_positions_may_be_numpy_integers(tmp_path):
+    batch = {"input_ids": ids(3, 5)}
+    expected = harvest(Model(), [batch], ["embed"], positions=slice(1, None))
+    for positions in (slice(np.int64(1), None), torch.tensor([1, 2, 3, 4])):
+        found = harvest(Model(), [batch], ["embed"], positions=positions, out=tmp_path / type(positions).__name__)
+        np.testing.assert_array_equal(found.meta, expected.meta)
+
+
 def test_positions_need_a_sequence():
     with pytest.raises(ValueError, match=r"positions needs rows of shape \(batch, seq\).*shape \(6,\)"):
         harvest(nn.Linear(5, 2), [torch.ones(6, 5)], [":out"], loss=lambda m, x: m(x).sum(), positions=[0])
@@ -250,6 +258,17 @@ def test_a_row_rule_without_options_keeps_everything():
         ({"reduce": "mean"}, ValueError, "reduce='mean' must be one of None, 'moments'"),
         ({"reduce": "moments", "max_rows": 5}, ValueError, "max_rows=5 and reduce='moments' exclude each other"),
         ({"reduce": "moments", "dtype": "float16"}, ValueError, "dtype='float16' is for rows that are stored"),
+        ({"positions": slice(1, 3, 0)}, ValueError, r"positions=slice\(1, 3, 0\) has step 0"),
+        (
+            {"positions": slice(2.0, 3)},
+            TypeError,
+            r"start of positions=slice\(2.0, 3, None\) must be an integer, got 2",
+        ),
+        ({"positions": torch.tensor(3)}, TypeError, "positions must be None, a slice or a list of integers"),
+        ({"exclude_token_ids": torch.tensor(3)}, TypeError, r"must be a list of token ids, got tensor\(3\)"),
+        ({"exclude_token_ids": np.array(3)}, TypeError, r"must be a list of token ids, got array\(3\)"),
+        ({"out": ""}, ValueError, "out='' is empty: name a folder"),
+        ({"out": b"x"}, TypeError, "out must be None or the path of a folder"),
         ({"out": 3}, TypeError, "out must be None or the path of a folder, got 3"),
         ({"batches_per_shard": 0}, ValueError, "batches_per_shard must be between 1"),
     ],

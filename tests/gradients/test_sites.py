@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -9,7 +10,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402
 
 from isogeom.gradients import harvest  # noqa: E402
-from isogeom.gradients._sites import resolve_sites  # noqa: E402
+from isogeom.gradients._sampling import BatchRows  # noqa: E402
+from isogeom.gradients._sites import Capture, resolve_sites  # noqa: E402
+from isogeom.gradients._underflow import underflow  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -146,27 +149,77 @@ def test_tensors_that_can_be_chosen(site):
     assert list(h) == [site]
 
 
-def test_the_first_suitable_input_is_plain_and_positional():
-    class Reads(nn.Module):
-        def forward(self, pair, mask, h, other):
-            return h + other + pair[0]
+class Reads(nn.Module):
+    def forward(self, pair, mask, h, other=0, weight=1):
+        return (h + other) * weight + pair[0]
 
-    class Outer(nn.Module):
+
+class Outer(nn.Module):
+    """Calls `reads` with what `make` makes of x, positional or by keyword."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.reads, self.make = Reads(), make
+
+    def forward(self, x):
+        args, kwargs = self.make(x)
+        return self.reads(*args, **kwargs)
+
+
+def input_row(make, *sites):
+    rows = harvest(Outer(make), [torch.ones(2, 3, 4)], list(sites), loss=total, collect=["activations"])
+    return [site.activations[0, 0] for site in rows.values()]
+
+
+MASK = torch.ones(2, 3, dtype=torch.bool)
+
+
+def test_an_input_comes_before_those_inside_a_container_and_before_one_number_per_token():
+    def make(x):
+        return ((x, 5 * x), MASK, 2 * x), {"weight": 7 * x[..., :1]}
+
+    assert input_row(make, "reads:in", "reads:in[pair][1]", "reads:in[weight]") == [2, 5, 7]
+    assert input_row(lambda x: ((x, 3 * x[..., 0], 2 * x), {}), "reads:in[h]") == [2]
+
+
+def test_a_float_mask_beside_the_rows_is_no_candidate():
+    class Masked(nn.Module):
+        def forward(self, mask, h):
+            return h * mask[..., None]
+
+    class Calls(nn.Module):
         def __init__(self):
             super().__init__()
-            self.reads = Reads()
+            self.inner = Masked()
 
         def forward(self, x):
-            return self.reads((x, x), torch.ones(2, 3, dtype=torch.bool), 2 * x, other=3 * x)
+            return self.inner(5 * x[..., 0], 2 * x)
 
-    h = harvest(
-        Outer(),
-        [torch.ones(2, 3, 4)],
-        ["reads:in", "reads:in[pair][1]", "reads:in[other]"],
-        loss=total,
-        collect=["activations"],
-    )
-    assert [rows.activations[0, 0] for rows in h.values()] == [2, 1, 3]
+    h = harvest(Calls(), [torch.ones(2, 3, 4)], ["inner:in"], loss=total, collect=["activations"])
+    assert (h["inner:in"].activations == 2).all()
+
+
+def test_two_inputs_that_fit_are_an_error_that_lists_them():
+    def make(x):
+        return ((x, x), MASK, 2 * x), {"other": 3 * x}
+
+    match = r"several fit, choose one by its suffix: :in\[2\] \(2, 3, 4\).*; :in\[other\] \(2, 3, 4\)"
+    with pytest.raises(ValueError, match=match):
+        input_row(make, "reads:in")
+    assert input_row(make, "reads:in[2]", "reads:in[h]", "reads:in[other]") == [2, 2, 3]
+    # One tensor in two places is no choice: query, key and value of a self-attention.
+    attention = nn.Sequential(SelfAttention())
+    h = harvest(attention, [torch.ones(2, 3, 4)], ["0.attention:in"], loss=total)
+    assert h["0.attention:in"].activations.shape == (6, 4)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0]
 
 
 def test_hooks_see_what_the_users_hooks_return():
@@ -202,3 +255,143 @@ def test_dropout_that_heeds_evaluation_mode_does_not_warn(collect):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         harvest(Noisy(False).train(), [torch.ones(2, 3, 4)] * 2, ["linear", "dropout"], loss=total, collect=collect)
+
+
+# ---------------------------------------------------------------------- layouts that a shape does not show
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.1)),
+        nn.GELU(),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(4, 5),
+        nn.BatchNorm1d(5),
+        nn.ReLU(),
+        nn.Linear(5, 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("site", "layer"),
+    [
+        ("0.0", "Conv1d"),
+        ("0.0:in", "Conv1d"),
+        ("0:in", "Conv1d"),
+        ("0.1", "BatchNorm1d"),
+        ("0.2", "BatchNorm1d"),
+        ("0.3", "BatchNorm1d"),
+        ("0", "BatchNorm1d"),
+        ("1", "BatchNorm1d"),
+        ("2:in", "AdaptiveAvgPool1d"),
+    ],
+)
+@pytest.mark.parametrize("collect", [["activations"], ["activations", "gradients"]])
+def test_maps_with_channels_first_are_refused(site, layer, collect):
+    match = rf"site {site!r} has maps of shape \(batch, channels, length\) = \(5, \d, \d\), as {layer} .*pools or"
+    with pytest.raises(ValueError, match=match):
+        harvest(convolutional(), [torch.ones(5, 3, 8)], [site], loss=total, collect=collect)
+
+
+def test_what_follows_the_pooling_is_not_refused():
+    h = harvest(convolutional(), [torch.ones(5, 3, 8)], ["3", "4:in", "5", "6", ":out"], loss=total)
+    assert [rows.activations.shape for rows in h.values()] == [(5, 4), (5, 4), (5, 5), (5, 5), (5, 2)]
+    # A chain that ends with a linear layer, and its activations, have rows of shape (batch, seq, d).
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Dropout(0.1))
+    assert harvest(model, [torch.ones(5, 3, 4)], ["0", "1", "0.1"], loss=total).n_rows == 15
+
+
+T5_IDS = torch.arange(1, 13).reshape(2, 6)
+T5_LABELS = T5_IDS.flip(1).contiguous()
+
+
+def t5(batch, site, **options):
+    transformers = pytest.importorskip("transformers", reason="the families live in transformers (the hf extra)")
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "vocab_size": 20}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)
+    model = transformers.T5ForConditionalGeneration(config)
+
+    def loss(model, batch):
+        ids = batch.get("input_ids", batch.get("encoder_ids"))
+        return model(input_ids=ids, labels=batch["labels"]).loss
+
+    return harvest(model, [batch], [site], loss=loss, **options)
+
+
+@pytest.mark.parametrize("site", ["decoder.block.1", "lm_head:in", ":out[logits]"])
+def test_the_tokens_of_the_encoder_are_not_given_to_rows_of_the_decoder(site):
+    batch = {"input_ids": T5_IDS, "labels": T5_LABELS}
+    with pytest.raises(ValueError, match=r"not in the encoder, but input_ids and attention_mask of the batch are the"):
+        t5(batch, site)
+    assert (t5({"encoder_ids": T5_IDS, "labels": T5_LABELS}, site).meta.token_id == -1).all()
+    h = t5({"input_ids": T5_IDS, "labels": T5_LABELS[:, :4].contiguous()}, site)
+    assert h.n_rows == 8
+    assert (h.meta.token_id == -1).all()
+
+
+def test_rows_of_the_encoder_have_its_tokens():
+    h = t5({"input_ids": T5_IDS, "labels": T5_LABELS}, "encoder.block.0")
+    np.testing.assert_array_equal(h.meta.token_id, T5_IDS.flatten())
+
+
+# ---------------------------------------------------------------------- globs, dictionaries, half precision
+
+
+def test_globs_leave_out_what_is_never_called():
+    model = nn.Module()
+    model.layers, model.laptop = nn.ModuleList([nn.Linear(4, 4)]), nn.Linear(4, 4)
+    assert names("la*", model=model) == ["laptop"]
+    with pytest.raises(ValueError, match=r"matches only containers, which are never called: 'layers'; .*'layers\.\*'"):
+        names("lay*", model=model)
+    with pytest.raises(ValueError, match="would harvest everything"):
+        names("**", model=model)
+
+
+def test_a_dictionary_of_sites_is_met_with_its_values():
+    with pytest.raises(TypeError, match=r"sites is a dict of names to sites: pass its \.values\(\)"):
+        resolve_sites(Model(), {"T1_in": "layers.0:in"})
+
+
+def test_gradients_that_float16_makes_zero_warn_once():
+    model = Model().half()
+    with pytest.warns(UserWarning, match=r"all gradients of site 'layers\.0' in batch 0 are 0 in float16") as caught:
+        h = harvest(
+            model,
+            [torch.ones(2, 3, 4).half()] * 2,
+            ["layers.0", "layers.1"],
+            loss=lambda model, x: model(x).float().sum() * 1e-9,
+        )
+    assert (h["layers.0"].gradients == 0).all()
+    assert len([w for w in caught if "float16" in str(w.message)]) == 1
+
+
+def test_rows_that_will_be_stored_as_zero_warn_once():
+    capture = Capture([], frozenset(), "float16")
+    capture.begin(BatchRows(3, 0), 2)
+    tiny = torch.full((2, 3, 4), 1e-9)
+    with pytest.warns(UserWarning, match=r"all gradients of site 'a' in batch 3 are 0 in float16, as .* is 1e-09"):
+        capture._copy("a", "gradients", tiny)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        capture._copy("b", "gradients", tiny)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "made", "stored", "found"),
+    [
+        (1e-9, "gradients", torch.float32, "float16", "as the largest is 1e-09; store them with dtype='float32'"),
+        (1e-9, "activations", torch.float32, "float16", "as the largest is 1e-09"),
+        (1e-9, "gradients", torch.float32, "bfloat16", None),
+        (1e-7, "gradients", torch.float32, "float16", None),
+        (0.0, "gradients", torch.float32, "float16", None),
+        (0.0, "activations", torch.float16, "float32", None),
+        (0.0, "gradients", torch.float16, "float32", "run the model in bfloat16 or float32, or multiply the loss"),
+    ],
+)
+def test_rows_that_round_to_zero(value, kind, made, stored, found):
+    rows = torch.tensor([[0.0, value]])
+    text = underflow(rows, kind, made, stored)
+    assert text is None if found is None else found in text
+    assert underflow(rows[:0], kind, made, stored) is None

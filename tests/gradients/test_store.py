@@ -258,6 +258,191 @@ def test_damaged_moments_start_over(tmp_path):
         open_harvest(tmp_path / "out")
 
 
+def drop_line(folder, number):
+    path = Path(folder) / "manifest.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    del lines[number]
+    path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("options", [{}, {"max_rows": 17}], ids=str)
+def test_a_deleted_line_is_noticed_and_harvested_again(options, number, tmp_path):
+    expected = harvest(Model(), make_batches(), SITES, **options)
+    run(tmp_path / "out", **options)
+    # With a budget every block has a line for its candidates and one for what is left of them.
+    # The second is at first four lines on.
+    for line in (number, number + 3) if options else (number,):
+        drop_line(tmp_path / "out", line)
+    with pytest.raises(ValueError, match=r"is incomplete .*run the same call of harvest again"):
+        open_harvest(tmp_path / "out")
+    model = Model()
+    with pytest.warns(UserWarning, match="what is missing is harvested again"):
+        assert_same(run(tmp_path / "out", model, **options), expected)
+    assert model.runs == (1 if number == 4 else 2)
+    assert_same(open_harvest(tmp_path / "out"), expected)
+
+
+def test_candidates_are_not_taken_for_the_sample(tmp_path):
+    options = {"max_rows": 17}
+    expected = harvest(Model(), make_batches(), SITES, **options)
+    run(tmp_path / "out", **options)
+    with pytest.raises(StopError):
+        run(tmp_path / "part", batches=stopping(6), **options)
+    shutil.copytree(tmp_path / "part" / "shards", tmp_path / "out" / "shards", dirs_exist_ok=True)
+    drop_line(tmp_path / "out", 5)
+    with pytest.raises(ValueError, match="names only the candidates of block 0, not its sample"):
+        open_harvest(tmp_path / "out")
+    model = Model()
+    with pytest.warns(UserWarning, match="names only the candidates of block 0"):
+        assert_same(run(tmp_path / "out", model, **options), expected)
+    assert model.runs == 0
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_deleted_line_counts_no_moments_twice(number, finished, tmp_path):
+    expected = run(tmp_path / "whole", reduce="moments")
+    run(tmp_path / "out", reduce="moments")
+    if not finished:
+        drop_line(tmp_path / "out", -1)
+    drop_line(tmp_path / "out", number)
+    model = Model()
+    with pytest.warns(UserWarning, match="all batches are harvested again"):
+        got = run(tmp_path / "out", model, reduce="moments")
+    assert model.runs == 7
+    assert got.n_rows == expected.n_rows == got["embed"].activations.count
+    np.testing.assert_array_equal(got["embed"].cross, expected["embed"].cross)
+    model = Model()
+    assert run(tmp_path / "out", model, reduce="moments").n_rows == expected.n_rows
+    assert model.runs == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"max_rows": 17}, {"reduce": "moments"}], ids=str)
+def test_an_interrupted_repair_is_not_finished(options, tmp_path):
+    expected = run(tmp_path / "out", **options)
+    before = content(tmp_path / "out")
+    sorted((tmp_path / "out" / "shards").iterdir())[0].unlink()
+    with pytest.warns(UserWarning, match="is missing"), pytest.raises(StopError):
+        run(tmp_path / "out", batches=stopping(3), **options)
+    with pytest.raises(ValueError, match="is unfinished"):
+        open_harvest(tmp_path / "out")
+    model = Model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = run(tmp_path / "out", model, **options)
+    assert model.runs == (5 if "reduce" in options else 0)  # the block of the repair is kept
+    after = content(tmp_path / "out")
+    del before["manifest.jsonl"], after["manifest.jsonl"]
+    assert after == before
+    if "reduce" in options:
+        np.testing.assert_array_equal(got["embed"].cross, expected["embed"].cross)
+    else:
+        assert_same(open_harvest(tmp_path / "out"), got)
+
+
+def test_a_first_run_that_failed_binds_nobody(tmp_path):
+    with pytest.raises(ValueError, match="the loss of batch 0 is nan"):
+        run(tmp_path / "out", loss=lambda m, b: m(**b).sum() * torch.nan)
+    run(tmp_path / "out", seed=3)
+    run(tmp_path / "whole", seed=3)
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+    with pytest.raises(ValueError, match="seed: the store has 3"):
+        run(tmp_path / "out")
+
+
+# ---------------------------------------------------------------------- what the caller draws
+
+
+class SelfSeeding:
+    """Start over with the same random batches, drawn from torch's global state."""
+
+    def __iter__(self):
+        torch.manual_seed(0)
+        for _ in range(5):
+            yield {"input_ids": torch.randint(0, VOCAB, (3, 4))}
+
+
+def test_batches_are_drawn_in_the_callers_random_state(tmp_path):
+    plain, seen = list(SelfSeeding()), []
+
+    def spy():
+        for batch in SelfSeeding():
+            seen.append(batch)
+            yield batch
+
+    after = torch.rand(2, generator=torch.Generator().set_state(torch.get_rng_state()))
+    whole = run(tmp_path / "whole", batches=spy())
+    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(plain, seen, strict=True))
+    assert torch.equal(torch.rand(2), after)
+    model = Model()
+    assert_same(run(tmp_path / "whole", model, batches=SelfSeeding()), whole)
+    assert model.runs == 0
+    fresh = ({"input_ids": torch.randint(0, VOCAB, (3, 4))} for _ in range(4))
+    h = harvest(Model(), fresh, SITES)
+    assert len({tuple(h.meta.token_id[h.meta.batch_id == i]) for i in range(4)}) == 4
+
+
+def test_shards_are_found_from_another_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = harvest(Model(), make_batches(), SITES)
+    h = run("out")
+    opened = open_harvest("out")
+    monkeypatch.chdir("/")
+    assert_same(h, expected)
+    assert_same(opened, expected)
+
+
+def test_the_home_folder_is_found_and_files_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    run("~/out")
+    assert (tmp_path / "out" / "manifest.jsonl").is_file()
+    assert open_harvest("~/out").n_rows > 0
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(NotADirectoryError, match=r"out=.*cannot be a folder: .*file is a file"):
+            run(out)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# ---------------------------------------------------------------------- no loss
+
+
+@pytest.mark.parametrize("reduce", [None, "moments"])
+def test_activations_need_no_loss(reduce, tmp_path):
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Model()
+
+        def forward(self, input_ids):
+            self.inner(input_ids)
+
+    batches = make_batches()
+    with_loss = harvest(Model(), batches, ["embed"], loss="causal-lm", collect=["act"])
+    options = {"collect": ["act"], "reduce": reduce}
+    h = harvest(Encoder(), batches, ["inner.embed"], **options)
+    again = [
+        harvest(model, batches, ["inner.embed"], out=tmp_path, **options) for model in (Encoder(), Encoder().train())
+    ]
+    for got in (h, *again):
+        assert got.n_rows == with_loss.n_rows
+        assert np.isnan(got.losses).all()
+        assert len(got.losses) == 7
+        if reduce is None:
+            np.testing.assert_array_equal(got["inner.embed"].activations, with_loss["embed"].activations)
+    assert np.isfinite(with_loss.losses).all()
+
+
+def test_batches_without_a_loss():
+    x = torch.ones(2, 3)
+    for batch in (x, [x], (x,), {"input": x}):
+        assert harvest(nn.Linear(3, 4), [batch], [":out"], collect=["act"]).n_rows == 2
+    with pytest.raises(ValueError, match=r"batch 0 is a sequence of 2 items.*pass loss=callable"):
+        harvest(nn.Linear(3, 4), [(x, x)], [":out"], collect=["act"])
+
+
 # ---------------------------------------------------------------------- refusals
 
 
