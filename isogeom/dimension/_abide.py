@@ -10,7 +10,7 @@ from isogeom._neighbors import NeighborTable
 from isogeom._validation import check_integer, check_real
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
-from isogeom.dimension._binomial import BEST_SHARE, LARGEST_RATIO, binomial_estimate, posterior_mean
+from isogeom.dimension._binomial import BEST_SHARE, LARGEST_RATIO, binomial_estimate, local_dimensions
 from isogeom.dimension._dependence import inflation, normal_interval
 from isogeom.dimension._mle import log_sums
 
@@ -160,11 +160,7 @@ class ABIDE(DimensionEstimator):
         return Estimate(d, std, interval, len(used), table.n_queries - len(used), attributes)
 
     def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:  # noqa: ARG002
-        xp = _xp.array_namespace(distances)
-        outer = distances[:, -1:]
-        inside = xp.sum(xp.astype(distances[:, :-1] <= self.radius_ratio_ * outer, outer.dtype), axis=1)
-        values = posterior_mean(inside, xp.full_like(inside, float(distances.shape[1]) - 1), self.radius_ratio_)
-        return xp.where(outer[:, 0] > 0, values, xp.full_like(values, xp.nan))
+        return local_dimensions(distances, self.radius_ratio_)
 
 
 def _start(table: NeighborTable) -> float:

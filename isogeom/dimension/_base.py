@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +50,7 @@ class Estimate:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-class DimensionEstimator(Transformer):
+class DimensionEstimator(Transformer, ABC):
     """Base of estimators of intrinsic dimension.
 
     A subclass defines `_estimate`, which turns a table into an :class:`Estimate`, and `_local`, which turns the
@@ -180,20 +181,21 @@ class DimensionEstimator(Transformer):
         if hasattr(self, "n_jobs"):
             check_jobs(self.n_jobs)
 
+    @abstractmethod
     def _n_needed(self) -> int:
         """Number of neighbours that `_estimate` needs; 0 if it needs none."""
-        raise NotImplementedError
 
     def _n_searched(self) -> int:
         """Number of neighbours that `fit` searches: those needed, and some for the standard error."""
         return self._n_needed()
 
+    @abstractmethod
     def _estimate(self, table: NeighborTable) -> Estimate:
-        raise NotImplementedError
+        """Return what the estimator makes of a table."""
 
+    @abstractmethod
     def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:
         """Return local dimensions, shape (m,); NaN where the neighbourhood gives none."""
-        raise NotImplementedError
 
     def _read(self, X: Any) -> NeighborTable:
         """Return the table of `X`."""

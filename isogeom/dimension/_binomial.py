@@ -145,11 +145,7 @@ class BinomialDimension(DimensionEstimator):
         return Estimate(value[0], std, interval, len(used), table.n_queries - len(used), attributes)
 
     def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:  # noqa: ARG002
-        xp = _xp.array_namespace(distances)
-        outer = distances[:, -1:]
-        inside = xp.sum(xp.astype(distances[:, :-1] <= self.radius_ratio_ * outer, outer.dtype), axis=1)
-        values = posterior_mean(inside, xp.full_like(inside, float(distances.shape[1]) - 1), self.radius_ratio_)
-        return xp.where(outer[:, 0] > 0, values, xp.full_like(values, xp.nan))
+        return local_dimensions(distances, self.radius_ratio_)
 
 
 def settle_ratio(inner: np.ndarray, trials: np.ndarray, given: float | None) -> tuple[float, np.ndarray]:
@@ -184,6 +180,15 @@ def binomial_estimate(counts: np.ndarray, trials: np.ndarray, ratio: float) -> t
     share = min(max(inside, 0.5), total - 0.5) / total
     d = float(np.log(share) / np.log(ratio))
     return d, float(np.sqrt((1 / share - 1) / total) / abs(np.log(ratio)))
+
+
+def local_dimensions(distances: Array, ratio: float) -> Array:
+    """Return the posterior mean at each row with its last distance as outer radius; NaN where that is 0."""
+    xp = _xp.array_namespace(distances)
+    outer = distances[:, -1:]
+    inside = xp.sum(xp.astype(distances[:, :-1] <= ratio * outer, outer.dtype), axis=1)
+    values = posterior_mean(inside, xp.full_like(inside, float(distances.shape[1]) - 1), ratio)
+    return xp.where(outer[:, 0] > 0, values, xp.full_like(values, xp.nan))
 
 
 def posterior_mean(inside: Array, trials: Array, ratio: float) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,9 @@ class PooledEstimator(DimensionEstimator):
         logs = xp.reshape(xp.take(self._log_ratios, xp.reshape(indices, (-1,)), axis=0), indices.shape)
         return self._pooled(logs)
 
+    @abstractmethod
     def _pooled(self, logs: Array) -> Array:
         """Return one dimension per row of log ratios, (m, k) to (m,); NaN marks ratios that are missing."""
-        raise NotImplementedError
 
 
 def count_and_sum(logs: Array) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,9 +49,9 @@ class RowsEstimator(DimensionEstimator):
         parts = [self._patch_values(patch) for patch in centred_patches(self.table_.X, indices)]
         return _xp.array_namespace(indices).concat(parts, axis=0)
 
+    @abstractmethod
     def _patch_values(self, patch: Array) -> Array:
         """Return the dimension of every patch, (b, k, d) to (b,), NaN where it has none; patches are centred."""
-        raise NotImplementedError
 
 
 def unsearched(X: Array, duplicates: str, metric: str) -> NeighborTable:
