@@ -15,9 +15,11 @@ from isogeom.gradients._embedding import EmbeddingUpdateResult, embedding_update
 from isogeom.gradients._harvest import harvest
 from isogeom.gradients._invariance import BatchInvarianceResult, check_batch_invariance
 from isogeom.gradients._probes import first_linear, probes, weight_sites
-from isogeom.gradients._reading import ShardedRows, open_harvest
+from isogeom.gradients._reading import open_harvest
 from isogeom.gradients._reduce import HarvestMoments, SiteMoments
 from isogeom.gradients._result import Harvest, SiteRows
+from isogeom.gradients._sharded import ShardedRows
+from isogeom.gradients._weights import weight_gradient_norms
 
 __all__ = [
     "BatchInvarianceResult",
@@ -33,5 +35,6 @@ __all__ = [
     "harvest",
     "open_harvest",
     "probes",
+    "weight_gradient_norms",
     "weight_sites",
 ]

@@ -14,15 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from isogeom.gradients._capture import Capture
 from isogeom.gradients._fingerprint import fingerprint
+from isogeom.gradients._layouts import encoder_of
 from isogeom.gradients._losses import Loss, move_batch, read_batch, sum_loss
 from isogeom.gradients._options import Options, check_options, run_model
-from isogeom.gradients._reduce import HarvestMoments, MomentStore
-from isogeom.gradients._reduce_store import MomentDiskStore
+from isogeom.gradients._reduce import HarvestMoments, moment_store
+from isogeom.gradients._reduce_store import moment_disk_store
 from isogeom.gradients._result import Harvest
 from isogeom.gradients._rowstore import RowStore
 from isogeom.gradients._sampling import BatchRows, batch_seed
-from isogeom.gradients._sites import Capture, Site, resolve_sites
+from isogeom.gradients._seq2seq import TwoSides
+from isogeom.gradients._sites import Site, resolve_sites
 from isogeom.gradients._store import DiskStore
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
@@ -47,7 +50,7 @@ def harvest(
     dtype: str = "float32",
     out: str | os.PathLike[str] | None = None,
     reduce: str | None = None,
-    progress: bool | None = None,
+    progress: bool = True,
 ) -> Any:
     r"""Collect aligned activation and gradient rows at named sites of a model.
 
@@ -59,9 +62,10 @@ def harvest(
         (CPU, and the model's CUDA devices) is left to `batches`: model, loss and mask draw from one of their own.
     batches : iterable of mappings, tuples, lists or tensors
         Batch-first (a sequence-first model whose batch is as long as its sequences cannot be told apart, and would give
-        rows with the wrong meta); tensors are moved to the model's device and mappings become dicts. The batch size
-        is the first length of ``input_ids``, else of the attention mask, else of the first tensor. Integers of shape
-        (batch,) under the key ``sample_id`` replace the count of samples, for several processes that share a data set.
+        rows with the wrong meta). Model, loss and mask get copies: of tensors, on the model's device, of numpy arrays,
+        and dicts for mappings. The batch size is the first length of ``input_ids``, else of the attention mask, else of
+        the first tensor. Integers of shape (batch,) under the key ``sample_id`` replace the count of samples, for
+        several processes that share a data set.
     sites : list of str
         Names from ``model.named_modules()``, each with an optional suffix:
 
@@ -71,15 +75,18 @@ def harvest(
           count; several are an error that lists them); ``:in[0]``, ``:in[name]``: the input at that position or of
           that name;
         - ``:weight``: factor rows of the weight gradient of a linear layer (:class:`torch.nn.Linear`, transformers'
-          ``Conv1D``): inputs as activations, gradients of the outputs as gradients. It covers neither an embedding nor
-          the other uses of a tied weight.
+          ``Conv1D``) or an embedding: inputs as activations (of :class:`torch.nn.Embedding` the token ids, int64 of
+          shape (n_rows, 1)), gradients of the outputs as gradients. A weight with other uses warns and names them.
 
         Without an item, the one floating tensor of shape (batch, seq, d) or (batch, d) is taken. Parts of a name may be
         globs: ``"blocks.*"`` is all blocks (``*`` does not cross a dot; containers such as ``ModuleList`` are left
         out). The empty name, as in ``":out[logits]"``, is the model itself. Maps (batch, channels, length) are refused
-        where the layer shows it (``Conv1d``, ``BatchNorm1d``), not behind an activation or in a module of your own. In
-        an encoder-decoder, ``input_ids`` and ``attention_mask`` are the encoder's: other sites have token id -1, and
-        raise if the shapes agree.
+        where the layer shows it (``Conv1d``, ``BatchNorm1d``), not behind an activation or in a module of your own.
+
+        In an encoder-decoder of transformers, a call has sites of one side. Those inside the encoder, and those that
+        read its output alone (keys and values of a cross-attention), go by ``input_ids`` and ``attention_mask``; all
+        others by ``decoder_input_ids`` (token id -1 without) and ``decoder_attention_mask``, which padding needs,
+        unless ``label_mask=True`` or `mask` tells what to keep.
     collect : iterable of {"act", "grad"}, default=("act", "grad")
         ``"activations"`` and ``"gradients"`` are the same. With activations only, nothing is differentiated.
     loss : {"causal-lm", "masked-lm"}, callable or None, default=None
@@ -92,7 +99,8 @@ def harvest(
         token, since a mean makes every gradient row smaller in a larger batch. The presets take mappings with
         ``input_ids``, pass all but ``labels`` and ``sample_id`` to the model and sum the float32 cross-entropy of its
         logits over the targets: the next token (of ``labels``, if given, else ``input_ids``; both tokens real by
-        ``attention_mask``), or for ``"masked-lm"`` every real position of ``labels``; targets of -100 are left out.
+        ``attention_mask``), or for ``"masked-lm"`` every real position of ``labels``; targets of -100 are left out. An
+        encoder-decoder takes ``"masked-lm"``, on batches with ``decoder_input_ids`` and ``labels``.
     rows : {"tokens", "mean", "last", "all"}, default="tokens"
         ``"tokens"``: one row per real token. ``"mean"``: one per sample, the mean of its kept rows, of activations and
         gradients alike (times their number, the mean gradient is the derivative along a common shift of them).
@@ -114,7 +122,9 @@ def harvest(
     max_rows : int or None, default=None
         Keep at most so many rows: those with the smallest hash of (seed, sample, position), a uniform sample without
         replacement [1]_, [2]_ that is the same at every site and checkpoint and for every batch size. At most one batch
-        more is held in memory; on disk, shards hold candidates until the end.
+        more is held in memory; on disk, shards hold candidates until the end. With ``reduce="moments"`` the rows of the
+        sample are held like that until the end, since its members are known only then: ``max_rows * d`` numbers per
+        site and kind, beside the moments.
     sample_rate : float or None, default=None
         Keep each row with this probability, by the same hash: likewise the same rows everywhere, and a part of those of
         any larger rate.
@@ -123,8 +133,8 @@ def harvest(
     seed : int, default=0
         Seed of the row sample, and, with the number of the batch, of torch's random state in every batch.
     dtype : {"float32", "float16", "bfloat16"}, default="float32"
-        How rows are stored. An overflow of float16 is an error; below 6e-8 it holds 0. ``"bfloat16"`` is for folders
-        and is read as float32.
+        How rows are stored. An overflow of float16 is an error; below 6e-8 it holds 0. numpy has no
+        bfloat16: such rows come as :class:`ShardedRows`, which hold 2 bytes per number and are read as float32.
     out : path or None, default=None
         Folder for the rows, new or of an interrupted call, which is then continued: blocks on disk are not computed
         again, and the result is the same to the last bit. `batches` must start over, with the same contents. A folder
@@ -137,14 +147,16 @@ def harvest(
         anything of the rest changes. A folder without a finished block binds nobody.
     reduce : {None, "moments"}, default=None
         ``"moments"`` keeps count, mean, scatter and the cross products of activations and gradients instead of rows.
-    progress : bool or None, default=None
-        Show a progress bar with the row count and the loss. None shows one in a terminal or notebook if tqdm is there.
+    progress : bool, default=True
+        Show a progress bar with the row count and the loss, in a terminal or a notebook and if tqdm is there; log files
+        and tests stay clean.
 
     Returns
     -------
     Harvest or HarvestMoments
-        Mapping from site to rows on the host, float32 unless `dtype` says otherwise, read-only memory maps from `out`;
-        see :class:`Harvest`. With ``reduce="moments"``, to moments; see :class:`HarvestMoments`.
+        Mapping from site to rows on the host, float32 unless `dtype` says otherwise; from `out` :class:`ShardedRows`,
+        read-only over memory maps; see :class:`Harvest`. With ``reduce="moments"``, to moments; see
+        :class:`HarvestMoments`.
 
     Raises
     ------
@@ -156,8 +168,6 @@ def harvest(
     RuntimeError
         If a site does not run exactly once per forward pass, has no gradient, or the loss has none; the message has the
         reasons.
-    ImportError
-        If `progress` is asked for and tqdm is missing.
 
     Notes
     -----
@@ -173,7 +183,9 @@ def harvest(
 
     For a ``:weight`` site with inputs :math:`x_t` and output gradients :math:`g_t`, the weight gradient through this
     layer is :math:`\sum_t g_t x_t^\top` (its transpose for ``Conv1D``), if no row with a gradient is masked or sampled
-    out. A tied weight has further contributions where it is used elsewhere.
+    out. For an embedding :math:`x_t` is one-hot, with the one at the token's id, and :math:`g_t` is 0 for its
+    ``padding_idx``, which torch leaves untrained. :func:`weight_gradient_norms` has the norms sample by sample. A tied
+    weight has further contributions where it is used elsewhere: a call with both sites gives both.
 
     References
     ----------
@@ -219,11 +231,15 @@ def harvest(
         out=out,
         reduce=reduce,
     )
+    if not isinstance(progress, (bool, np.bool_)):
+        raise TypeError(f"progress must be True or False, got {progress!r}")
     if isinstance(batches, (str, bytes, Mapping, Tensor)) or not isinstance(batches, Iterable):
         raise TypeError(
             f"batches must be an iterable of batches, got one {type(batches).__name__}; for a single batch pass [batch]"
         )
-    capture = Capture(resolve_sites(model, sites), frozenset(options.kinds), options.dtype)
+    found = resolve_sites(model, sites)
+    options = options.of_sites(found)
+    capture = Capture(found, frozenset(options.kinds), options.dtype, encoder_of(model) if options.two_sided else None)
     if options.gradients and torch.is_inference_mode_enabled():
         raise RuntimeError(
             "harvest cannot collect gradients inside torch.inference_mode(); leave it, or use torch.no_grad()"
@@ -240,22 +256,22 @@ def _sink(stack: ExitStack, model: nn.Module, sites: list[Site], options: Option
     if options.out is not None:
         names = [site.name for site in sites]
         mark = fingerprint(model, {"sites": names, **options.given})
-        store = (DiskStore if options.reduce is None else MomentDiskStore)(
+        store = (DiskStore if options.reduce is None else moment_disk_store)(
             options.out, mark, names, list(options.kinds)
         )
         store.open(stack)
         return store
-    return RowStore(options.rule.budget, options.dtype) if options.reduce is None else MomentStore()
+    return RowStore(options.rule.budget, options.dtype) if options.reduce is None else moment_store(options.rule.budget)
 
 
 def _run(
-    model: nn.Module, batches: Iterable[Any], capture: Capture, sink: Any, options: Options, progress: bool | None
+    model: nn.Module, batches: Iterable[Any], capture: Capture, sink: Any, options: Options, progress: bool
 ) -> Harvest | HarvestMoments:
     """Run the batches that are not known yet."""
     bar, losses, first_sample, own_ids = _progress_bar(batches, progress), [], 0, set()
     for batch_id, batch in enumerate(batches if bar is None else bar):
         loss = sink.known(batch_id, batch)
-        moved = move_batch(batch, _device(model) if loss is None else torch.device("cpu"), batch_id)
+        moved = move_batch(batch, _device(model), batch_id) if loss is None else batch
         info = read_batch(moved, batch_id, with_attention=options.needs_attention)
         own_ids.add(info.sample_ids is not None)
         if len(own_ids) > 1:
@@ -286,7 +302,7 @@ def _run(
 
 
 def _run_batch(
-    model: nn.Module, batch: Any, capture: Capture, rows: BatchRows, options: Options, n_samples: int
+    model: nn.Module, batch: Any, capture: Capture, rows: BatchRows | TwoSides, options: Options, n_samples: int
 ) -> float:
     """Run one batch forward and, for gradients, backward; return its mean loss, NaN without a loss."""
     with torch.set_grad_enabled(options.gradients):
@@ -359,16 +375,13 @@ def _check_model(model: Any) -> nn.Module:
     return model
 
 
-def _progress_bar(batches: Iterable[Any], progress: bool | None) -> Any:
-    wanted = progress
-    if progress is None:
-        wanted = "ipykernel" in sys.modules or bool(sys.stderr is not None and sys.stderr.isatty())
-    if not wanted:
+def _progress_bar(batches: Iterable[Any], progress: bool) -> Any:
+    # A bar is for somebody who watches: in a log file or a test it would be noise.
+    watched = "ipykernel" in sys.modules or bool(sys.stderr is not None and sys.stderr.isatty())
+    if not (progress and watched):
         return None
     try:
         from tqdm.auto import tqdm
-    except ImportError as exc:
-        if progress is None:
-            return None
-        raise ImportError("progress=True needs tqdm: pip install 'isogeom[torch]', or pass progress=False") from exc
+    except ImportError:
+        return None
     return tqdm(batches, desc="harvest", unit="batch")

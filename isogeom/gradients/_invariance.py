@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from isogeom._results import Result, _require, format_value
 from isogeom.gradients._harvest import harvest
+from isogeom.gradients._layouts import encoder_of
 from isogeom.gradients._losses import Loss
 
 _KINDS = ("activations", "gradients")
@@ -142,8 +143,8 @@ def check_batch_invariance(
     settings = {"loss": loss, "mask": mask, "seed": seed}
     ids = _own_ids(batch, n_samples)
     reference, meta = _rows(model, [batch], range(n_samples), ids, site, settings)
-    attention = _attention(batch, n_samples)
-    padding = set() if attention is None else {i for i in range(n_samples) if not attention[i].any()}
+    attention, target = (_attention(batch, n_samples, key) for key in ("attention_mask", "decoder_attention_mask"))
+    padding = {i for mask in (attention, target) if mask is not None for i in range(n_samples) if not mask[i].any()}
     # A sample that is all padding has nothing to run alone, unless a mask of the user's keeps rows of it.
     alone = [i for i in range(n_samples) if i not in padding or i in meta[:, 0]]
     cut = {i: _take(batch, torch.tensor([i]), n_samples) for i in alone}
@@ -153,9 +154,11 @@ def check_batch_invariance(
         "order": ([_take(batch, torch.tensor(back), n_samples)], back),
         "alone": (list(cut.values()), alone),
     }
-    if attention is not None:
+    if attention is not None or target is not None:
         real = [i for i in alone if i not in padding]
-        runs["unpadded"] = ([_unpad(cut[i], attention[i]) for i in real], real)
+        masks = [tuple(None if mask is None else mask[i] for mask in (attention, target)) for i in real]
+        two_sided = encoder_of(model) is not None
+        runs["unpadded"] = ([_unpad(cut[i], two_sided, *mask) for i, mask in zip(real, masks, strict=True)], real)
     differences: dict[str, dict[str, float]] = {kind: {} for kind in _KINDS}
     factor, worst = 1.0, 0
     for run, (batches, places) in runs.items():
@@ -272,14 +275,26 @@ def _take(batch: Any, samples: Tensor, n_samples: int) -> Any:
     return _map(batch, lambda x: x[samples.to(x.device)] if x.ndim and len(x) == n_samples else x)
 
 
-def _attention(batch: Any, n_samples: int) -> Tensor | None:
-    """Return the attention mask, (batch, seq) bool, if there is one with padding in it."""
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+def _attention(batch: Any, n_samples: int, key: str) -> Tensor | None:
+    """Return an attention mask, (batch, seq) bool, if there is one with padding in it."""
+    mask = batch.get(key) if isinstance(batch, Mapping) else None
     if not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != n_samples or bool((mask != 0).all()):
         return None
     return mask != 0
 
 
-def _unpad(sample: Any, real: Tensor) -> Any:
-    """Drop the padded columns of a single sample from every tensor that has them."""
-    return _map(sample, lambda x: x[:, real.to(x.device)] if x.ndim > 1 and x.shape[1] == len(real) else x)
+def _unpad(sample: Any, two_sided: bool, real: Tensor | None, target: Tensor | None) -> Any:
+    """Drop the padded columns of a single sample from every tensor that has them.
+
+    In an encoder-decoder, those of the decoder are others, even if there are as many.
+    """
+    if not (two_sided and isinstance(sample, Mapping)):
+        return _drop(sample, real)
+    behind = {key for key in sample if key == "labels" or str(key).startswith("decoder_")}
+    return {key: _drop(value, target if key in behind else real) for key, value in sample.items()}
+
+
+def _drop(value: Any, real: Tensor | None) -> Any:
+    if real is None:
+        return value
+    return _map(value, lambda x: x[:, real.to(x.device)] if x.ndim > 1 and x.shape[1] == len(real) else x)

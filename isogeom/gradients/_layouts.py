@@ -57,12 +57,17 @@ def _is_pointwise(layer: nn.Module) -> bool:
     return f"{type(layer).__module__}.{type(layer).__name__}".startswith(_POINTWISE)
 
 
-def encoder_prefix(modules: Mapping[str, nn.Module]) -> str | None:
-    """Return the dotted name of the encoder of an encoder-decoder model of transformers, None for other models."""
-    for name, module in modules.items():
+def encoder_of(model: nn.Module) -> nn.Module | None:
+    """Return the encoder of an encoder-decoder model of transformers, None for other models."""
+    for module in model.modules():
         getter = getattr(module, "get_encoder", None)
-        if not (getattr(getattr(module, "config", None), "is_encoder_decoder", False) and callable(getter)):
-            continue
-        encoder = getter()
-        return next((key for key, other in modules.items() if other is encoder and key != name), None)
+        if getattr(getattr(module, "config", None), "is_encoder_decoder", False) and callable(getter):
+            encoder = getter()
+            return encoder if isinstance(encoder, nn.Module) and encoder is not module else None
     return None
+
+
+def encoder_prefix(model: nn.Module) -> str | None:
+    """Return the dotted name of the encoder of an encoder-decoder model, None for other models."""
+    encoder = encoder_of(model)
+    return next((name for name, module in model.named_modules() if module is encoder), None)

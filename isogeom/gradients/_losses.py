@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -26,29 +27,49 @@ class BatchInfo:
 
 
 def move_batch(batch: Any, device: torch.device, batch_id: int) -> Any:
-    """Return the batch with its tensors on `device`; any mapping becomes a dict."""
-    if isinstance(batch, Tensor):
-        return batch.to(device)
+    """Return a copy of the batch with its tensors on `device`; any mapping becomes a dict.
+
+    Tensors and arrays are copied even if they lie there already: a loss may work in place, and the caller's batch,
+    which may be harvested again, is to stay as it is.
+    """
+    if not isinstance(batch, (Tensor, Mapping, tuple, list)):
+        raise TypeError(
+            f"batch {batch_id} is a {type(batch).__name__}; batches must yield mappings, tuples, lists or tensors (a "
+            "loss of your own may unpack them as it likes)"
+        )
+    copies: dict[int, Any] = {}  # what stands in a batch twice stays one tensor
     if isinstance(batch, Mapping):
-        return {key: _move(value, device) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return _move(batch, device)
-    raise TypeError(
-        f"batch {batch_id} is a {type(batch).__name__}; batches must yield mappings, tuples, lists or tensors (a loss "
-        "of your own may unpack them as it likes)"
-    )
+        return {key: _move(value, device, copies) for key, value in batch.items()}
+    return _move(batch, device, copies)
 
 
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
+def _move(value: Any, device: torch.device, copies: dict[int, Any]) -> Any:
+    if isinstance(value, (Tensor, np.ndarray)):
+        if id(value) not in copies:
+            copies[id(value)] = _copy_tensor(value, device) if isinstance(value, Tensor) else value.copy()
+        return copies[id(value)]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_move(item, device) for item in value))
+        return type(value)(*(_move(item, device, copies) for item in value))
     if type(value) in (tuple, list):
-        return type(value)(_move(item, device) for item in value)
+        return type(value)(_move(item, device, copies) for item in value)
     if type(value) is dict:
-        return {key: _move(item, device) for key, item in value.items()}
+        return {key: _move(item, device, copies) for key, item in value.items()}
     return value
+
+
+def _copy_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    moved = tensor.detach().to(device)
+    shared = moved.device == tensor.device
+    return (moved.clone() if shared else moved).requires_grad_(tensor.requires_grad)
+
+
+def batch_tensors(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (Mapping, tuple, list)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from batch_tensors(value)
 
 
 def read_batch(batch: Any, batch_id: int, *, with_attention: bool) -> BatchInfo:
@@ -89,20 +110,22 @@ def _check_sample_ids(ids: Any, n_samples: int, batch_id: int) -> None:
         raise ValueError(f"sample_id of batch {batch_id} must be an integer tensor of shape ({n_samples},), got {got}")
 
 
-def read_attention(batch: Mapping[str, Any], batch_id: int | None = None) -> Tensor | None:
-    """Return the attention mask of a mapping as bool (batch, seq), or None."""
-    mask = batch.get("attention_mask")
+def read_attention(
+    batch: Mapping[str, Any], batch_id: int | None = None, *, key: str = "attention_mask"
+) -> Tensor | None:
+    """Return an attention mask of a mapping as bool (batch, seq), or None."""
+    mask = batch.get(key)
     if mask is None:
         return None
     where = "" if batch_id is None else f" of batch {batch_id}"
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(
-            f"attention_mask{where} must be a tensor of shape (batch, seq) to say which rows are real, got {shape}; "
+            f"{key}{where} must be a tensor of shape (batch, seq) to say which rows are real, got {shape}; "
             "with any other, use a loss of your own and mask=callable"
         )
     if not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError(f"attention_mask{where} must hold only 0 (padding) and 1 (real token)")
+        raise ValueError(f"{key}{where} must hold only 0 (padding) and 1 (real token)")
     return mask.bool()
 
 
@@ -136,7 +159,8 @@ def masked_lm(model: nn.Module, batch: Any) -> Tensor:
     labels = _entry(batch, "labels", "masked-lm")
     logits = _logits(model, batch, labels, "masked-lm")
     valid = labels != IGNORED
-    real = read_attention(batch)
+    # Of an encoder-decoder, the labels are those of the decoder.
+    real = read_attention(batch, key="decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
     if real is not None:
         valid &= real
     return cross_entropy(logits[valid].float(), labels[valid].long(), reduction="none")

@@ -65,16 +65,26 @@ class Manifest:
         else:
             self.end = entry
 
+    @property
+    def n_batches(self) -> int:
+        """Batches of the blocks that have a line."""
+        return sum(len(block["batches"]) for block in self.blocks.values())
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the last block holds the moments of all rows, those of the blocks before it included."""
+        moments = self.header is not None and self.header["fingerprint"]["reduce"] is not None
+        return moments and bool(self.blocks) and bool(self.blocks[max(self.blocks)]["sampled"])
+
     def missing(self) -> str | None:
         """Return which block or batches have no line though later ones have, None if all is there."""
         absent = sorted(set(range(max(self.blocks, default=-1))) - self.blocks.keys())
         if absent:
             return f"{self.path} names no block {absent[0]}, but later ones"
-        held = sum(len(block["batches"]) for block in self.blocks.values())
-        if self.end is not None and held != self.end["end"]:
-            return f"{self.path} names blocks of {held} batches, but the harvest had {self.end['end']}"
+        if self.end is not None and self.n_batches != self.end["end"]:
+            return f"{self.path} names blocks of {self.n_batches} batches, but the harvest had {self.end['end']}"
         candidates = [number for number in sorted(self.blocks) if not self.blocks[number]["sampled"]]
-        if self.end is not None and candidates:
+        if self.end is not None and candidates and not self.reduced:
             return f"{self.path} names only the candidates of block {candidates[0]}, not its sample"
         return None
 
@@ -109,7 +119,7 @@ class Manifest:
 
     def files(self) -> Iterator[dict[str, Any]]:
         """Yield the record of every shard that counts."""
-        for number in sorted(self.blocks):
+        for number in sorted(self.blocks)[-1 if self.reduced else 0 :]:
             yield from self.blocks[number]["shards"]
 
 

@@ -6,7 +6,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from isogeom._validation import check_choice, check_real
-from isogeom.gradients._losses import IGNORED, BatchInfo, Loss, causal_targets, resolve_loss
-from isogeom.gradients._rowstore import DTYPES
+from isogeom.gradients._dtypes import DTYPES
+from isogeom.gradients._losses import IGNORED, BatchInfo, Loss, batch_tensors, causal_targets, resolve_loss
 from isogeom.gradients._sampling import ROWS, BatchRows, RowRule
+from isogeom.gradients._seq2seq import TwoSides, two_sides
+from isogeom.gradients._sites import Site
 
 _KINDS = {"act": "activations", "grad": "gradients", "activations": "activations", "gradients": "gradients"}
 
@@ -38,6 +40,7 @@ class Options:
     out: Path | None
     reduce: str | None
     given: Mapping[str, Any]  # what the fingerprint of a store names
+    two_sided: bool = False  # the model has an encoder and a decoder, with rows of their own
 
     @property
     def gradients(self) -> bool:
@@ -51,7 +54,7 @@ class Options:
 
     def batch_rows(
         self, batch: Any, info: BatchInfo, batch_id: int, first_sample: int, threshold: np.uint64 | None
-    ) -> BatchRows:
+    ) -> BatchRows | TwoSides:
         """Return the choice of rows of one batch."""
         real = None
         if self.rule.rows != "all":
@@ -60,7 +63,7 @@ class Options:
             if predicts and info.token_ids is not None:
                 known = torch.ones_like(info.token_ids, dtype=torch.bool) if info.attention is None else info.attention
                 real = causal_targets(known)
-        return BatchRows(
+        rows = BatchRows(
             batch_id=batch_id,
             first_sample=first_sample,
             rule=self.rule,
@@ -72,6 +75,32 @@ class Options:
             row_mask=None if self.mask is None else _call_mask(self.mask, batch, batch_id),
             threshold=threshold,
         )
+        if not self.two_sided:
+            return rows
+        return two_sides(rows, batch, every=self.rule.rows == "all", masked=self.mask is not None)
+
+    def of_sites(self, sites: list[Site]) -> Options:
+        """Return the options for some sites, or raise if they do not go together."""
+        table = next((site.name for site in sites if site.is_table), None)
+        # What is kept of an embedding are ids, which have no mean and no moments.
+        if table is not None and (self.reduce is not None or self.rule.rows == "mean"):
+            option = f"reduce={self.reduce!r}" if self.reduce is not None else "rows='mean'"
+            raise ValueError(
+                f"{option} cannot take site {table!r}, whose rows are token ids and gradients: harvest its rows, for "
+                "weight_gradient_norms, or the output of the embedding"
+            )
+        if table is not None and self.dtype != "float32":
+            raise ValueError(
+                f"dtype={self.dtype!r} cannot take site {table!r}, whose rows are token ids, int64: use dtype='float32'"
+            )
+        if all(site.side is None for site in sites):
+            return self
+        if self.causal and self.loss is not None:
+            raise ValueError(
+                "loss='causal-lm' does not fit an encoder-decoder model, whose labels are not those of the next "
+                "position: use loss='masked-lm' on batches with 'decoder_input_ids' and 'labels', or a callable"
+            )
+        return replace(self, causal=False, two_sided=True)
 
     def _labels(self, batch: Any, batch_id: int) -> NDArray[np.bool_]:
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
@@ -95,12 +124,15 @@ def _array(tensor: Tensor | None, dtype: Any) -> NDArray[Any] | None:
 
 
 def _call_mask(mask: Callable[[Any], Tensor], batch: Any, batch_id: int) -> NDArray[np.bool_]:
+    versions = {tensor: tensor._version for tensor in batch_tensors(batch)}
     with torch.no_grad():
         keep = mask(batch)
+    if any(tensor._version != version for tensor, version in versions.items()):
+        raise ValueError(f"mask changed a tensor of batch {batch_id} in place, so the model would see another batch")
     if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
         got = keep.dtype if isinstance(keep, Tensor) else type(keep).__name__
         raise TypeError(f"mask must return a bool tensor, got {got} for batch {batch_id}")
-    result: NDArray[np.bool_] = keep.cpu().numpy()
+    result: NDArray[np.bool_] = keep.cpu().numpy().copy()  # the loss may work in place
     return result
 
 
@@ -142,7 +174,7 @@ def check_options(
     check_choice(dtype, "dtype", DTYPES)
     check_choice(reduce, "reduce", (None, "moments"))
     folder = _folder(out)
-    _check_together(rule, dtype, out, reduce)
+    _check_together(dtype, reduce)
     kinds = _kinds(collect)
     steps = _integer("batches_per_shard", batches_per_shard, 1, sys.maxsize)
     if loss is None and "gradients" in kinds:
@@ -224,16 +256,9 @@ def _positions(positions: Any) -> slice | tuple[int, ...] | None:
     return found
 
 
-def _check_together(rule: RowRule, dtype: str, out: Any, reduce: Any) -> None:
-    if reduce is not None and rule.budget is not None:
-        raise ValueError(
-            f"max_rows={rule.budget} and reduce={reduce!r} exclude each other: which rows are in the sample is known "
-            "only at the end. Use sample_rate"
-        )
+def _check_together(dtype: str, reduce: Any) -> None:
     if reduce is not None and dtype != "float32":
         raise ValueError(f"dtype={dtype!r} is for rows that are stored; leave it out with reduce={reduce!r}")
-    if dtype == "bfloat16" and out is None:
-        raise ValueError("dtype='bfloat16' is for shards on disk, read back as float32: give out, or use 'float16'")
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:

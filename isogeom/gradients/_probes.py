@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from torch import nn
@@ -32,30 +33,63 @@ def _inside(name: str, parent: str) -> bool:
     return parent == "" or name == parent or name.startswith(f"{parent}.")
 
 
-def _block_names(model: nn.Module) -> list[str]:
-    """Return the dotted names of the transformer blocks, first to last."""
+class Probes(dict[str, str]):
+    """Probes by name, and the lists of modules among which the blocks were sought; see :func:`probes`.
+
+    Attributes
+    ----------
+    lists : dict of str to str
+        Dotted name of every ``nn.ModuleList`` (and, if none of them holds blocks, every ``nn.Sequential``) to what is
+        in it, as ``"12 x Block"``.
+    """
+
+    lists: dict[str, str]
+
+    def __missing__(self, name: str) -> str:
+        known = ", ".join(map(repr, self)) or "none"
+        raise KeyError(f"the model has no probe {name!r}; found: {known}. {_listed(self.lists)}")
+
+    def __repr__(self) -> str:
+        return super().__repr__() if "T1_in" in self else f"Probes({super().__repr__()}, lists={self.lists!r})"
+
+
+def _listed(lists: dict[str, str]) -> str:
+    shown = "; ".join(f"{name or 'the model itself'}: {members}" for name, members in lists.items())
+    return f"Lists of modules: {shown or 'none'}. Name the sites by hand instead, e.g. 'encoder.3:in'"
+
+
+def _members(stack: nn.ModuleList | nn.Sequential) -> str:
+    counts = Counter(type(member).__name__ for member in stack)
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "empty"
+
+
+def _block_lists(model: nn.Module) -> tuple[list[str], dict[str, str]]:
+    """Return the dotted names of the transformer blocks, first to last, none if unknown; and the lists looked at."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    candidates, found = [], []
+    found: dict[str, str] = {}
     # Some vision models keep blocks in an nn.Sequential, which elsewhere is a mere chain of layers: it comes second.
     for container in (nn.ModuleList, nn.Sequential):
         lists = {name: module for name, module in model.named_modules() if isinstance(module, container)}
+        found |= {name: _members(blocks) for name, blocks in lists.items()}
         uniform = [name for name, blocks in lists.items() if _is_stack(blocks, container)]
         # A list of one is taken only when nothing longer exists: it may be a mere wrapper around the real stack.
         candidates = _outermost([name for name in uniform if len(lists[name]) > 1]) or _outermost(uniform)
         if candidates:
-            break
-        found += [
-            f"{name or 'the model itself'} ({', '.join(sorted({type(block).__name__ for block in blocks})) or 'empty'})"
-            for name, blocks in lists.items()
-        ]
-    if not candidates:
+            best = max(candidates, key=lambda name: len(lists[name]))
+            return [_join(best, i) for i in range(len(lists[best]))], found
+    return [], found
+
+
+def _block_names(model: nn.Module) -> list[str]:
+    """Return the dotted names of the transformer blocks, first to last."""
+    blocks, lists = _block_lists(model)
+    if not blocks:
         raise ValueError(
-            "model has no nn.ModuleList or nn.Sequential of blocks of one class with linear layers in them; found: "
-            f"{', '.join(found) or 'none'}. Name the sites by hand instead, e.g. 'encoder.3:in'."
+            "model has no nn.ModuleList or nn.Sequential of blocks of one class with linear layers in them. "
+            f"{_listed(lists)}."
         )
-    best = max(candidates, key=lambda name: len(lists[name]))
-    return [_join(best, i) for i in range(len(lists[best]))]
+    return blocks
 
 
 def _is_stack(blocks: nn.ModuleList | nn.Sequential, container: type[nn.Module]) -> bool:
@@ -78,7 +112,8 @@ def _token_embedding(model: nn.Module, blocks: list[str]) -> str | None:
             declared = None
     if declared in names:
         # Encoder-decoder models declare a table that they may never call: their stacks hold tables with its weight.
-        weight, home = getattr(declared, "weight", None), blocks[0].rpartition(".")[0].rpartition(".")[0]
+        weight = getattr(declared, "weight", None)
+        home = blocks[0].rpartition(".")[0].rpartition(".")[0] if blocks else ""
         same = [name for module, name in names.items() if isinstance(module, nn.Embedding) and module.weight is weight]
         beside = [name for name in same if home and _inside(name, home)]
         return beside[0] if beside else names[declared]
@@ -99,7 +134,8 @@ def _embedding_sites(model: nn.Module, blocks: list[str]) -> dict[str, str]:
     # bare table.
     parts = token.split(".")
     parents = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
-    stage = next((name for name in parents if not _inside(blocks[0], name)), token)
+    # Without blocks, nothing tells how far the stage reaches.
+    stage = next((name for name in parents if blocks and not _inside(blocks[0], name)), token)
     inside = model.get_submodule(stage).named_modules()
     norms = [_join(stage, name) for name, module in inside if name and _is_norm(module)]
     # With several norms it is not clear which one sees the sum, so the probe is left out rather than guessed.
@@ -107,7 +143,7 @@ def _embedding_sites(model: nn.Module, blocks: list[str]) -> dict[str, str]:
     return {**before, "E0_out": stage}
 
 
-def probes(model: nn.Module) -> dict[str, str]:
+def probes(model: nn.Module) -> Probes:
     """Name the probes of the tangent-alignment study in a transformer.
 
     Parameters
@@ -119,8 +155,9 @@ def probes(model: nn.Module) -> dict[str, str]:
 
     Returns
     -------
-    dict of str to str
-        Probe name to harvest site, in this order:
+    Probes, a dict of str to str
+        Probe name to harvest site, in this order, without those that the model does not have or does not show; its
+        attribute ``lists`` names the lists of modules among which the blocks were sought:
 
         - ``"E0_in"``: the summed embeddings before the embedding norm (only where the embedding stage is a module of
           its own with one norm in it);
@@ -129,12 +166,14 @@ def probes(model: nn.Module) -> dict[str, str]:
         - ``"T1_in"``, ``"T1_out"``: input and output of the first block;
         - ``"Tm"``, ``"Tl"``: input of the middle block (``n // 2``) and of the last one.
 
+        Where no list of blocks is found, ``E0_out`` at most is there, and printing it shows the lists.
+
     Raises
     ------
     TypeError
         If ``model`` is no module.
-    ValueError
-        If no list of blocks is found; the message names the lists there are.
+    KeyError
+        On access to a probe that the model does not have; the message lists what there is.
 
     Notes
     -----
@@ -167,14 +206,17 @@ def probes(model: nn.Module) -> dict[str, str]:
     Tm blocks.2:in
     Tl blocks.3:in
     """
-    blocks = _block_names(model)
-    return {
-        **_embedding_sites(model, blocks),
-        "T1_in": f"{blocks[0]}:in",
-        "T1_out": blocks[0],
-        "Tm": f"{blocks[len(blocks) // 2]}:in",
-        "Tl": f"{blocks[-1]}:in",
-    }
+    blocks, lists = _block_lists(model)
+    found = Probes(_embedding_sites(model, blocks))
+    found.lists = lists
+    if blocks:
+        found |= {
+            "T1_in": f"{blocks[0]}:in",
+            "T1_out": blocks[0],
+            "Tm": f"{blocks[len(blocks) // 2]}:in",
+            "Tl": f"{blocks[-1]}:in",
+        }
+    return found
 
 
 def _consumer(blocks: list[str], site: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isogeom._moments import Moments
-from isogeom.gradients._rowstore import check_widths
+from isogeom.gradients._rowstore import RowStore, check_widths
 from isogeom.gradients._sampling import Rows, Selection
 
 # Rows that wait for a product: enough for a fast one, few enough to be nothing beside a batch's graph.
@@ -141,10 +141,14 @@ class MomentStore:
         """Return the loss of a batch that needs no harvest: none is known here."""
         return None
 
-    def add(self, selection: Selection, arrays: Rows, _batch_id: int, _n_samples: int, _loss: float) -> None:
+    def add(self, _selection: Selection, arrays: Rows, _batch_id: int, _n_samples: int, _loss: float) -> None:
         """Add the rows of one batch."""
+        self.add_rows(arrays)
+
+    def add_rows(self, arrays: Rows) -> None:
+        """Add aligned rows of all sites and kinds."""
         check_widths(self.widths, arrays)
-        n_rows = len(selection.keys)
+        n_rows = max((len(rows) for rows in arrays.values()), default=0)
         if n_rows:
             self._pending.append(arrays)
             self.n_rows += n_rows
@@ -191,3 +195,20 @@ class MomentStore:
             for name in names
         }
         return HarvestMoments(sites, self.n_rows, np.asarray(losses, dtype=np.float64))
+
+
+class SampleMomentStore(RowStore):
+    """Hold the rows of a sample, whose members are known only at the end, and return their moments."""
+
+    def finish(self, names: list[str], losses: list[float], **_own: Any) -> HarvestMoments:  # type: ignore[override]
+        """Return the moments of the sample."""
+        store = MomentStore()
+        _, meta, rows = self.drain()
+        for begin in range(0, len(meta), _PENDING_ROWS):
+            store.add_rows({key: part[begin : begin + _PENDING_ROWS] for key, part in rows.items()})
+        return store.finish(names, losses)
+
+
+def moment_store(budget: int | None) -> MomentStore | SampleMomentStore:
+    """Return what takes the rows of a harvest with ``reduce="moments"``."""
+    return MomentStore() if budget is None else SampleMomentStore(budget)

@@ -19,8 +19,9 @@ class SiteRows:
     name : str
         The site.
     activations : ndarray or ShardedRows of shape (n_rows, d), float32 or float16, or None
-        Activation rows; for a ``":weight"`` site the inputs of the layer. None when they were not collected. From a
-        folder they are a read-only memory map, or a :class:`ShardedRows` over the maps of several shards.
+        Activation rows; for a ``":weight"`` site the inputs of the layer, or the ids of an embedding, int64 of shape
+        (n_rows, 1). None when they were not collected. From a folder, and for ``dtype="bfloat16"``, they are
+        :class:`ShardedRows`: read-only, and read as they are asked for.
     gradients : ndarray or ShardedRows of shape (n_rows, d), float32 or float16, or None
         Rows of the gradient of the summed loss with respect to the activation; for a ``":weight"`` site with respect to
         the outputs of the layer, of shape (n_rows, d_out). None when they were not collected.
@@ -140,24 +141,25 @@ class Harvest(Mapping[str, SiteRows]):
         sites = {name: site._select(rows) for name, site in self._sites.items()}
         return Harvest(sites, self.meta[rows], self.losses)
 
-    def iter_blocks(self, n_rows: int | None = None) -> Iterator[Harvest]:
+    def iter_blocks(self, block_rows: int = 8192) -> Iterator[Harvest]:
         """Go through the rows block by block, for estimators with ``partial_fit``.
 
         Parameters
         ----------
-        n_rows : int, default=None
-            Rows per block, the last one being shorter. None gives the shards of a folder as they are, without copying,
-            and blocks of 8192 rows in memory.
+        block_rows : int, default=8192
+            Rows per block, the last one being shorter. Blocks depend on this alone: they are the same for rows in
+            memory and in a folder, and for any `batches_per_shard`.
 
         Yields
         ------
         Harvest
-            The next rows at all sites, in order; `losses` is unchanged. Blocks without rows are left out.
+            The next rows at all sites with their `meta`, in order; `losses` is unchanged. Blocks are views of the rows,
+            without a copy, but for those that cross from one shard of a folder to the next.
 
         Raises
         ------
-        ValueError
-            If `n_rows` is not positive.
+        TypeError, ValueError
+            If `block_rows` is no positive integer.
 
         Examples
         --------
@@ -168,28 +170,17 @@ class Harvest(Mapping[str, SiteRows]):
         >>> [block["layer"].activations.shape for block in h.iter_blocks(2)]
         [(2, 3), (2, 3), (1, 3)]
         """
-        if n_rows is not None and n_rows < 1:
-            raise ValueError(f"n_rows={n_rows!r} must be at least 1, or None")
-        if n_rows is None:
-            parts = next(
-                (
-                    rows
-                    for site in self.values()
-                    for rows in (site.activations, site.gradients)
-                    if hasattr(rows, "bounds")
-                ),
-                None,
-            )
-            ends = parts.bounds if parts is not None else [*range(8192, self.n_rows, 8192), self.n_rows]
-        else:
-            ends = [*range(n_rows, self.n_rows, n_rows), self.n_rows]
-        start = 0
-        for end in ends:
-            if end > start:
-                rows = slice(start, end)
-                sites = {name: site._select(rows) for name, site in self._sites.items()}
-                yield Harvest(sites, self.meta[rows], self.losses)
-            start = end
+        if isinstance(block_rows, bool) or not isinstance(block_rows, (int, np.integer)):
+            raise TypeError(f"block_rows must be an integer, got {block_rows!r}")
+        if block_rows < 1:
+            raise ValueError(f"block_rows={block_rows!r} must be at least 1")
+        return self._blocks(int(block_rows))
+
+    def _blocks(self, block_rows: int) -> Iterator[Harvest]:
+        for start in range(0, self.n_rows, block_rows):
+            rows = slice(start, start + block_rows)
+            sites = {name: site._select(rows) for name, site in self._sites.items()}
+            yield Harvest(sites, self.meta[rows], self.losses)
 
 
 def _plural(n: int, word: str, many: str | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from isogeom._validation import warn_user
 from isogeom.gradients._fingerprint import batch_digest, differences
 from isogeom.gradients._manifest import FORMAT, MANIFEST, SHARDS, Manifest, fault, sync_folder, write_shard
 from isogeom.gradients._reading import join
-from isogeom.gradients._result import Harvest
 from isogeom.gradients._rowstore import RowStore
 from isogeom.gradients._sampling import Rows, Selection, row_keys, smallest
 
@@ -112,6 +112,7 @@ class DiskStore:
         for block in self.manifest.blocks.values():
             for shard, (site, kind) in zip(block["shards"][1:], self.arrays.values(), strict=True):
                 self._rows.widths[site, kind] = shard["shape"][1]
+                self._rows.dtypes[site, kind] = np.dtype(shard["dtype"])
 
     def _named(self) -> set[str]:
         return {shard["file"] for shard in self.manifest.files()}
@@ -147,8 +148,9 @@ class DiskStore:
         block = self.manifest.blocks.get(batch_id // self.step)
         within = batch_id % self.step
         if block is None:
-            if self.manifest.end is not None and batch_id >= self.manifest.end["end"]:
-                raise self._other_batches(f"it ended after {self.manifest.end['end']} batches, but there are more now")
+            ended = self._ended()
+            if ended is not None and batch_id >= ended:
+                raise self._other_batches(f"it ended after {ended} batches, but there are more now")
             return None
         if within >= len(block["batches"]):
             raise self._other_batches(f"it has no batch {batch_id}: its last one was batch {batch_id - 1}")
@@ -160,6 +162,10 @@ class DiskStore:
             if self.budget is not None:
                 self._remember(self._keys(block))
         return math.nan if record["loss"] is None else float(record["loss"])
+
+    def _ended(self) -> int | None:
+        """Return how many batches the harvest has, None while more may come."""
+        return None if self.manifest.end is None else int(self.manifest.end["end"])
 
     def _other_batches(self, what: str) -> ValueError:
         return ValueError(
@@ -213,23 +219,30 @@ class DiskStore:
 
     # ------------------------------------------------------------------ the end
 
-    def finish(self, _names: list[str], losses: list[float], *, own_ids: bool = False) -> Harvest:
-        """Write the last block, drop the rows outside the sample, end the manifest and open the rows."""
+    def finish(self, _names: list[str], losses: list[float], *, own_ids: bool = False) -> Any:
+        """Write the last block, drop the rows outside the sample, end the manifest and open what is there."""
         if self._batches:
             self._flush((self._n_batches - 1) // self.step)
-        self._end(losses, own_ids)
-        return join([self.manifest])
-
-    def _end(self, losses: list[float], own_ids: bool) -> None:
-        held = sum(len(block["batches"]) for block in self.manifest.blocks.values())
+        held = self.manifest.n_batches
         if held != self._n_batches:
             raise self._other_batches(f"it holds {held} batches, but there are only {self._n_batches} now")
         if self.budget is not None:
             self._drop_outside()
         if self.manifest.end is None:
             self.manifest.append({"end": len(losses), "own_ids": own_ids})
+        return self._result(losses)
+
+    def _result(self, _losses: list[float]) -> Any:
+        return join([self.manifest])
 
     def _drop_outside(self) -> None:
+        for block, files, meta, rows in self._kept():
+            self._write(block["block"], "", block["batches"], meta, rows)
+            for file in files:
+                file.unlink()
+
+    def _kept(self) -> Iterator[tuple[dict[str, Any], list[Path], NDArray[Any], Rows]]:
+        """Go through the blocks of candidates: the block, its files, and the meta and rows of the sample."""
         for number in sorted(self.manifest.blocks):
             block = self.manifest.blocks[number]
             if block["sampled"]:
@@ -238,9 +251,7 @@ class DiskStore:
             files = [self.folder / SHARDS / shard["file"] for shard in block["shards"]]
             meta, *parts = (np.load(file, mmap_mode="r", allow_pickle=False)[stay] for file in files)
             rows = {(site, kind): part for (site, kind), part in zip(self.arrays.values(), parts, strict=True)}
-            self._write(number, "", block["batches"], meta, rows)
-            for file in files:
-                file.unlink()
+            yield block, files, meta, rows
 
 
 def _slug(site: str) -> str:

@@ -16,8 +16,13 @@ from torch import nn
 
 from isogeom.gradients import harvest
 
-N_KILLS = {"rows": 20, "sample": 10, "moments": 10}
-OPTIONS = {"rows": {}, "sample": {"max_rows": 200}, "moments": {"reduce": "moments"}}
+N_KILLS = {"rows": 20, "sample": 10, "moments": 10, "reduced": 10}
+OPTIONS = {
+    "rows": {},
+    "sample": {"max_rows": 200},
+    "moments": {"reduce": "moments"},
+    "reduced": {"max_rows": 200, "reduce": "moments"},
+}
 
 
 class Model(nn.Module):

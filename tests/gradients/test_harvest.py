@@ -795,6 +795,41 @@ def test_memory_of_past_batches_is_released():
     assert max(alive) <= 1
 
 
+# Resident memory after 40 and after 200 batches.
+_FLAT = """
+import sys
+import torch
+from torch import nn
+from isogeom.gradients import harvest
+
+torch.set_num_threads(1)
+PAGE = 4096
+resident = []
+
+def loss(model, x):
+    with open("/proc/self/statm") as file:
+        resident.append(int(file.read().split()[1]) * PAGE)
+    return model(x).square().sum()
+
+model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(128, 128), nn.Tanh())])
+batches = (torch.randn(250, 128) for _ in range(200))
+options = {"rows": {"max_rows": 100}, "moments": {"reduce": "moments"}, "disk": {"out": sys.argv[2]}}[sys.argv[1]]
+harvest(model, batches, ["0:in", "3", "7:out", "8:weight"], loss=loss, **options)
+print(resident[40], resident[-1], len(resident))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize("kind", ["rows", "moments", "disk"])
+def test_memory_is_flat_over_200_batches(kind, tmp_path):
+    command = [sys.executable, "-c", _FLAT, kind, str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    early, late, n = map(int, done.stdout.split())
+    assert n == 200
+    # The graphs of these 160 batches hold 50 MB and more, their rows 150 MB and more.
+    assert late - early < 16e6
+
+
 # ---------------------------------------------------------------------- arguments
 
 
@@ -858,15 +893,31 @@ def test_changing_width_between_batches():
         harvest(nn.Identity(), [torch.ones(2, 4), torch.ones(2, 5)], [":out"], loss=flat_loss, collect=["activations"])
 
 
-def test_progress(capsys, monkeypatch):
+def test_progress_shows_where_somebody_watches(capsys, monkeypatch):
     pytest.importorskip("tqdm", reason="tqdm is not installed")
     batches = [{"input_ids": make_ids(2, 3)}] * 2
-    h = harvest(TinyLM(), batches, ["blocks.0"], progress=True)
-    assert h.n_rows == 8
-    assert "rows=8" in capsys.readouterr().err
+
+    def shown(**options):
+        assert harvest(TinyLM(), batches, ["blocks.0"], **options).n_rows == 8
+        return "rows=8" in capsys.readouterr().err
+
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    assert not shown()  # a captured stream is no terminal
+    assert not shown(progress=True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert shown()
+    assert shown(progress=True)
+    assert not shown(progress=False)
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with pytest.raises(ImportError, match=r"isogeom\[torch\]"):
-        harvest(TinyLM(), batches, ["blocks.0"], progress=True)
+    assert not shown()
+    monkeypatch.setattr(sys, "stderr", None)
+    assert harvest(TinyLM(), batches, ["blocks.0"]).n_rows == 8
+
+
+@pytest.mark.parametrize("progress", [None, 1, "auto"])
+def test_progress_is_true_or_false(progress):
+    with pytest.raises(TypeError, match=f"progress must be True or False, got {progress!r}"):
+        harvest(TinyLM(), [], ["blocks.0"], progress=progress)
 
 
 # ---------------------------------------------------------------------- the result
@@ -934,6 +985,66 @@ def test_batches_may_nest_and_keep_their_types():
     h = harvest(nn.Linear(4, 2), [Pair(torch.ones(2, 3, 4), {"y": [torch.zeros(2)], "name": "a"})], [":out"], loss=loss)
     assert h.n_rows == 6
     assert seen == [(Pair, dict, ["y", "name"])]
+
+
+@pytest.mark.parametrize("kind", ["mapping", "tuple", "tensor", "nested"])
+def test_a_loss_that_works_in_place_leaves_the_callers_batch_alone(kind):
+    x, extra = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), np.ones(2)
+    batch = {
+        "mapping": {"x": x, "extra": extra},
+        "tuple": (x, extra),
+        "tensor": x,
+        "nested": ({"x": [x]}, extra, torch.zeros(4)),
+    }[kind]
+    before, bases = x.clone(), []
+
+    def loss(model, batch):
+        value = batch if kind == "tensor" else batch["x"] if kind == "mapping" else batch[0]
+        value = value["x"][0] if kind == "nested" else value
+        bases.append(value.data_ptr())
+        value.mul_(2).add_(1)
+        if kind == "mapping":
+            batch["extra"] *= 0
+            batch["new"] = batch.pop("x")
+        elif kind != "tensor":
+            batch[1][:] = 0
+        return model(value).square().sum()
+
+    first, again = (harvest(nn.Linear(3, 2).requires_grad_(False), [batch], [":out"], loss=loss) for _ in range(2))
+    assert torch.equal(x, before)
+    assert extra.tolist() == [1, 1]
+    assert x.data_ptr() not in bases
+    assert kind != "mapping" or list(batch) == ["x", "extra"]
+    assert first.n_rows == again.n_rows == 4
+
+
+def test_one_tensor_in_two_places_of_a_batch_stays_one():
+    x = torch.ones(2, 3)
+
+    def loss(model, batch):
+        assert batch["a"] is batch["b"][0]
+        assert batch["a"].requires_grad
+        assert batch["a"].is_leaf
+        return flat_loss(model, batch["a"])
+
+    x.requires_grad_(True)
+    harvest(nn.Linear(3, 2), [{"a": x, "b": [x]}], [":out"], loss=loss)
+    assert x.grad is None
+
+
+def test_a_mask_that_changes_the_batch_is_refused():
+    with pytest.raises(ValueError, match="mask changed a tensor of batch 0 in place"):
+        harvest(nn.Linear(3, 2), [torch.ones(2, 3)], [":out"], loss=flat_loss, mask=lambda x: x.mul_(2).sum(1) > 0)
+
+
+def test_a_mask_taken_from_the_batch_is_read_before_the_loss_runs():
+    def loss(model, batch):
+        batch["keep"].zero_()
+        return flat_loss(model, batch["x"])
+
+    batch = {"x": torch.ones(3, 3), "keep": torch.tensor([True, False, True])}
+    h = harvest(nn.Linear(3, 2), [batch], [":out"], loss=loss, mask=lambda batch: batch["keep"])
+    assert h.meta.sample_id.tolist() == [0, 2]
 
 
 def test_missing_torch_names_the_extra():

@@ -293,19 +293,57 @@ def test_transformer_encoder_has_probes_but_no_observable_projection():
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("model", "lists", "message"),
     [
-        (nn.Linear(2, 2), "found: none"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), r"found: the model itself \(Linear\)"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), r"found: the model itself \(Conv2d, ReLU\)"),
-        (nn.ModuleDict({"mixed": nn.ModuleList([nn.Linear(2, 2), nn.GELU()])}), r"found: mixed \(GELU, Linear\)"),
-        (nn.ModuleDict({"norms": nn.ModuleList(nn.LayerNorm(2) for _ in range(3))}), r"norms \(LayerNorm\)"),
-        (nn.ModuleDict({"none": nn.ModuleList()}), r"none \(empty\)"),
+        (nn.Linear(2, 2), {}, "Lists of modules: none"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"": "2 x Linear"}, "the model itself: 2 x Linear"),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), {"": "1 x Conv2d, 1 x ReLU"}, "1 x Conv2d, 1 x ReLU"),
+        (
+            nn.ModuleDict({"mixed": nn.ModuleList([nn.Linear(2, 2), nn.GELU(), nn.GELU()])}),
+            {"mixed": "1 x Linear, 2 x GELU"},
+            "mixed: 1 x Linear, 2 x GELU",
+        ),
+        (
+            nn.ModuleDict({"norms": nn.ModuleList(nn.LayerNorm(2) for _ in range(3))}),
+            {"norms": "3 x LayerNorm"},
+            "norms: 3 x LayerNorm",
+        ),
+        (nn.ModuleDict({"none": nn.ModuleList()}), {"none": "empty"}, "none: empty"),
     ],
 )
-def test_a_model_without_blocks_is_an_error_that_lists_what_there_is(model, message):
-    with pytest.raises(ValueError, match=message):
-        probes(model)
+def test_a_model_without_blocks_has_no_probes_and_lists_what_there_is(model, lists, message):
+    found = probes(model)
+    assert found == {}
+    assert found.lists == lists
+    assert repr(found) == f"Probes({{}}, lists={lists!r})"
+    with pytest.raises(KeyError, match=rf"no probe 'T1_in'; found: none\. .*{message}.*by hand"):
+        found["T1_in"]
+    assert found.get("T1_in") is None
+    for ask in (weight_sites, lambda model: first_linear(model, "0:in")):
+        with pytest.raises(ValueError, match=rf"no nn.ModuleList or nn.Sequential of blocks.*{message}"):
+            ask(model)
+
+
+def test_an_unknown_model_still_names_its_embedding():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.cell = nn.Embedding(30, 8), nn.GRU(8, 8, batch_first=True)
+            self.heads = nn.ModuleList([nn.Linear(8, 2), nn.Bilinear(8, 8, 2)])
+
+    found = probes(Recurrent())
+    assert found == {"E0_out": "tokens"}
+    with pytest.raises(KeyError, match=r"no probe 'Tm'; found: 'E0_out'. Lists of modules: heads: 1 x Linear, 1 x Bil"):
+        found["Tm"]
+
+
+def test_probes_of_a_known_model_are_a_plain_dictionary_to_look_at():
+    found = probes(Stack([Block() for _ in range(3)]))
+    assert found.lists == {"blocks": "3 x Block"}
+    assert repr(found) == repr(dict(found))
+    assert "E0_in" not in found
+    with pytest.raises(KeyError, match="no probe 'E0_in'; found: 'E0_out', 'T1_in'"):
+        found["E0_in"]
 
 
 def test_bad_arguments_are_named():

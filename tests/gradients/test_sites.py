@@ -2,7 +2,6 @@
 
 import warnings
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -10,8 +9,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402
 
 from isogeom.gradients import harvest  # noqa: E402
+from isogeom.gradients._capture import Capture  # noqa: E402
 from isogeom.gradients._sampling import BatchRows  # noqa: E402
-from isogeom.gradients._sites import Capture, resolve_sites  # noqa: E402
+from isogeom.gradients._sites import resolve_sites  # noqa: E402
 from isogeom.gradients._underflow import underflow  # noqa: E402
 
 torch.set_num_threads(1)
@@ -107,7 +107,7 @@ def test_suffixes_that_are_not_understood(site):
 
 
 def test_weight_sites_need_a_linear_layer():
-    with pytest.raises(TypeError, match=r"nn.Linear and transformers' Conv1D only, not of ReLU"):
+    with pytest.raises(TypeError, match=r"nn.Linear, transformers' Conv1D and nn.Embedding only, not of ReLU"):
         names("layers.0.act:weight")
     with pytest.raises(TypeError, match="not of Layer"):
         names("layers.*:weight")
@@ -119,6 +119,8 @@ def test_weight_sites_need_a_linear_layer():
 
     with pytest.raises(TypeError, match="not of Conv1D"):
         names("0:weight", model=nn.Sequential(Conv1D()))
+    with pytest.raises(TypeError, match="not of EmbeddingBag"):
+        names("0:weight", model=nn.Sequential(nn.EmbeddingBag(3, 4)))
 
 
 @pytest.mark.parametrize(
@@ -300,40 +302,6 @@ def test_what_follows_the_pooling_is_not_refused():
     # A chain that ends with a linear layer, and its activations, have rows of shape (batch, seq, d).
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Dropout(0.1))
     assert harvest(model, [torch.ones(5, 3, 4)], ["0", "1", "0.1"], loss=total).n_rows == 15
-
-
-T5_IDS = torch.arange(1, 13).reshape(2, 6)
-T5_LABELS = T5_IDS.flip(1).contiguous()
-
-
-def t5(batch, site, **options):
-    transformers = pytest.importorskip("transformers", reason="the families live in transformers (the hf extra)")
-    torch.manual_seed(0)
-    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "vocab_size": 20}
-    config = transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)
-    model = transformers.T5ForConditionalGeneration(config)
-
-    def loss(model, batch):
-        ids = batch.get("input_ids", batch.get("encoder_ids"))
-        return model(input_ids=ids, labels=batch["labels"]).loss
-
-    return harvest(model, [batch], [site], loss=loss, **options)
-
-
-@pytest.mark.parametrize("site", ["decoder.block.1", "lm_head:in", ":out[logits]"])
-def test_the_tokens_of_the_encoder_are_not_given_to_rows_of_the_decoder(site):
-    batch = {"input_ids": T5_IDS, "labels": T5_LABELS}
-    with pytest.raises(ValueError, match=r"not in the encoder, but input_ids and attention_mask of the batch are the"):
-        t5(batch, site)
-    assert (t5({"encoder_ids": T5_IDS, "labels": T5_LABELS}, site).meta.token_id == -1).all()
-    h = t5({"input_ids": T5_IDS, "labels": T5_LABELS[:, :4].contiguous()}, site)
-    assert h.n_rows == 8
-    assert (h.meta.token_id == -1).all()
-
-
-def test_rows_of_the_encoder_have_its_tokens():
-    h = t5({"input_ids": T5_IDS, "labels": T5_LABELS}, "encoder.block.0")
-    np.testing.assert_array_equal(h.meta.token_id, T5_IDS.flatten())
 
 
 # ---------------------------------------------------------------------- globs, dictionaries, half precision

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -15,14 +13,23 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from gradients.small_harvests import (  # noqa: E402
+    SITES,
+    VOCAB,
+    Model,
+    StopError,
+    assert_same,
+    content,
+    make_batches,
+    run,
+    stopping,
+)
 from torch import nn  # noqa: E402
 
 from isogeom.decomposition import PCA  # noqa: E402
-from isogeom.gradients import _manifest, _store, harvest  # noqa: E402
-from isogeom.gradients._reading import ShardedRows, open_harvest  # noqa: E402
+from isogeom.gradients import ShardedRows, _manifest, harvest, open_harvest  # noqa: E402
 
 torch.set_num_threads(1)
-VOCAB, SITES = 12, ["embed", "block:in[0]", ":out"]
 
 
 @pytest.fixture
@@ -30,46 +37,6 @@ def tmp_path():
     """A folder in memory where there is one: on a disk these tests would wait for fsync."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         yield Path(folder)
-
-
-class Model(nn.Module):
-    def __init__(self, seed=0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.embed, self.block, self.head = nn.Embedding(VOCAB, 5), nn.Linear(5, 4), nn.Linear(4, VOCAB)
-        self.runs = 0
-
-    def forward(self, input_ids):
-        self.runs += 1
-        return self.head(self.block(self.embed(input_ids)).tanh())
-
-
-def make_batches(n=7, size=3, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [{"input_ids": torch.randint(0, VOCAB, (size, 3 + i % 3), generator=generator)} for i in range(n)]
-
-
-def run(out, model=None, batches=None, **options):
-    options = {"batches_per_shard": 2, **options}
-    return harvest(model or Model(), batches or make_batches(), SITES, out=out, **options)
-
-
-def content(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*")) if p.is_file()}
-
-
-def assert_same(got, expected):
-    assert list(got) == list(expected)
-    np.testing.assert_array_equal(got.meta, expected.meta)
-    np.testing.assert_array_equal(got.losses, expected.losses)
-    for site in expected:
-        for kind in ("activations", "gradients"):
-            rows, wanted = getattr(got[site], kind), getattr(expected[site], kind)
-            if wanted is None:
-                assert rows is None
-            else:
-                assert rows.shape == wanted.shape
-                np.testing.assert_array_equal(np.asarray(rows), wanted)
 
 
 OPTIONS = [
@@ -99,27 +66,12 @@ def test_bfloat16_is_read_as_rounded_float32(tmp_path):
         assert h[site].gradients.dtype == np.float32
         np.testing.assert_array_equal(np.asarray(h[site].gradients), expected)
         np.testing.assert_array_equal(h[site].gradients[3:5], expected[3:5])
-    with pytest.raises(ValueError, match="dtype='bfloat16' cannot hold"):
-        _store.RowStore(None, "bfloat16").add(
-            type("S", (), {"keys": [1], "meta": None}), {("a", "b"): np.full((1, 1), 3.4e38, np.float32)}, 0, 1, 0.0
-        )
 
 
 # ---------------------------------------------------------------------- resume
 
 
-class StopError(Exception):
-    pass
-
-
-def stopping(n):
-    for i, batch in enumerate(make_batches()):
-        if i == n:
-            raise StopError
-        yield batch
-
-
-@pytest.mark.parametrize("options", [{}, {"max_rows": 17}, {"reduce": "moments"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_rows": 17}, {"sample_rate": 0.3}, {"reduce": "moments"}], ids=str)
 @pytest.mark.parametrize("n", range(8))
 def test_interrupted_runs_end_with_the_same_bytes(n, options, tmp_path):
     run(tmp_path / "whole", **options)
@@ -254,8 +206,7 @@ def test_damaged_moments_start_over(tmp_path):
         got = run(tmp_path / "out", model, reduce="moments")
     assert model.runs == 7
     np.testing.assert_array_equal(got["embed"].cross, expected["embed"].cross)
-    with pytest.raises(ValueError, match="holds reduced moments, no rows"):
-        open_harvest(tmp_path / "out")
+    np.testing.assert_array_equal(open_harvest(tmp_path / "out")["embed"].cross, expected["embed"].cross)
 
 
 def drop_line(folder, number):
@@ -450,6 +401,8 @@ def test_batches_without_a_loss():
     ("change", "match"),
     [
         ({"seed": 1}, "seed: the store has 0, this call 1"),
+        ({"sites": ["embed"]}, r"sites: the store has \['embed', 'block:in\[0\]', ':out'\], this call \['embed'\]"),
+        ({"label_mask": True}, "label_mask: the store has False, this call True"),
         ({"model": Model(seed=1)}, "model_sha256"),
         ({"collect": ["act"]}, "collect: .*'gradients'"),
         ({"loss": lambda m, b: m(**b).sum()}, "loss: the store has 'causal-lm', this call .*lambda"),
@@ -467,11 +420,16 @@ def test_batches_without_a_loss():
         ({"batches": make_batches(seed=1)}, "batch 0 has other contents"),
     ],
 )
-def test_another_call_is_refused_and_the_difference_named(change, match, tmp_path):
-    run(tmp_path / "out")
+@pytest.mark.parametrize("reduce", [None, "moments"])
+def test_another_call_is_refused_and_the_difference_named(reduce, change, match, tmp_path):
+    run(tmp_path / "out", reduce=reduce)
     before = content(tmp_path / "out")
+    if reduce is not None and "reduce" in change:
+        change, match = {"reduce": None}, "reduce: the store has 'moments', this call None"
+    elif reduce is not None and {"max_rows", "dtype"} & change.keys():
+        pytest.skip("goes with rows only")
     with pytest.raises(ValueError, match=match):
-        run(tmp_path / "out", **change)
+        run(tmp_path / "out", **{"reduce": reduce, **change})
     assert content(tmp_path / "out") == before
 
 
@@ -519,9 +477,10 @@ def test_two_writers_are_refused(tmp_path):
     run(tmp_path / "out", batches=batches())
 
 
+@pytest.mark.parametrize("options", [{}, {"max_rows": 17}, {"reduce": "moments"}], ids=str)
 @pytest.mark.parametrize("where", ["shard", "manifest"])
-def test_a_full_disk_says_so_and_leaves_nothing_half_written(where, tmp_path, monkeypatch):
-    run(tmp_path / "whole")
+def test_a_full_disk_says_so_and_leaves_nothing_half_written(where, options, tmp_path, monkeypatch):
+    run(tmp_path / "whole", **options)
     real, calls = os.fsync, []
 
     def full(handle):
@@ -534,12 +493,12 @@ def test_a_full_disk_says_so_and_leaves_nothing_half_written(where, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(_manifest.os, "fsync", full)
         with pytest.raises(OSError, match=r"the disk is full.*run the same call again") as caught:
-            run(tmp_path / "part")
+            run(tmp_path / "part", **options)
     assert caught.value.errno == errno.ENOSPC
     assert not list((tmp_path / "part").rglob("*.tmp"))
     with pytest.raises(ValueError, match="unfinished"):
         open_harvest(tmp_path / "part")
-    run(tmp_path / "part")
+    run(tmp_path / "part", **options)
     assert content(tmp_path / "part") == content(tmp_path / "whole")
 
 
@@ -559,66 +518,67 @@ def test_one_shard_is_a_read_only_aligned_memory_map(tmp_path):
     h = run(tmp_path / "out", batches_per_shard=100)
     for site in h.values():
         for rows in (site.activations, site.gradients):
-            assert isinstance(rows, np.memmap)
-            assert not rows.flags.writeable
-            assert rows.flags.aligned
-            assert rows.ctypes.data % 64 == 0
+            assert isinstance(rows, ShardedRows)
+            for view in (rows[:], np.asarray(rows), rows.shard(0)):
+                assert not view.flags.writeable
+                assert view.flags.aligned
+                assert view.ctypes.data % 64 == 0
+            assert isinstance(rows[:], np.memmap)
+            assert np.shares_memory(np.asarray(rows), rows[:])
     with pytest.raises(ValueError, match="read-only"):
         h["embed"].activations[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        h["embed"].activations[:][0] = 1
 
 
-def test_many_shards_read_as_one_array(tmp_path):
+@pytest.mark.parametrize("batches_per_shard", [1, 2, 100])
+def test_one_shard_and_many_read_alike(batches_per_shard, tmp_path):
     expected = harvest(Model(), make_batches(), SITES)["block:in[0]"].gradients
-    rows = run(tmp_path / "out")["block:in[0]"].gradients
-    assert isinstance(rows, ShardedRows)
-    assert len(rows) == len(expected)
-    assert repr(rows) == f"ShardedRows(shape={expected.shape}, dtype=float32, 4 shards)"
-    rng, n = np.random.default_rng(0), len(expected)
-    indices = [
-        slice(None),
-        slice(3, 9),
-        slice(None, None, -2),
-        slice(5, 5),
-        [0, -1, 7],
-        np.array([], int),
-        np.arange(n) % 3 == 0,
-    ]
-    indices += [rng.integers(-n, n, 50), 4, -1, (slice(2, 9), slice(1, 3)), (3, 2), ([1, 12], 0)]
-    for index in indices:
+    rows = run(tmp_path / "out", batches_per_shard=batches_per_shard)["block:in[0]"].gradients
+    n = {1: 7, 2: 4, 100: 1}[batches_per_shard]
+    assert repr(rows) == f"ShardedRows(shape={expected.shape}, dtype=float32, {n} shard{'s' * (n > 1)})"
+    for index in (slice(None), slice(3, 30), [0, -1, 7], np.arange(len(rows)) % 3 == 0, 4, (slice(2, 9), slice(1, 3))):
         np.testing.assert_array_equal(rows[index], expected[index])
-    assert rows[[]].shape == (0, 5)
-    view = rows[1:5]
-    assert isinstance(view, np.memmap)
-    assert not view.flags.writeable
-    assert np.asarray(rows).dtype == np.float32
-    assert np.asarray(rows, dtype=np.float64).dtype == np.float64
-    for wrong in (n, -n - 1, [0, n], np.ones(n + 1, dtype=bool), [[0]], [0.5]):
-        with pytest.raises(IndexError):
-            rows[wrong]
-    with pytest.raises(ValueError, match="several files"):
-        np.array(rows, copy=False)
+    np.testing.assert_allclose(rows.mean(axis=0), expected.mean(axis=0), rtol=1e-5, atol=1e-8)
+    with pytest.raises(TypeError, match="ShardedRows has no subtract"):
+        rows - 1
+
+
+@pytest.mark.parametrize("block_rows", [1, 11, 60, 8192])
+@pytest.mark.parametrize("batches_per_shard", [1, 2, 100, None])
+def test_blocks_depend_on_their_size_alone(batches_per_shard, block_rows, tmp_path):
+    memory = harvest(Model(), make_batches(), SITES)
+    h = memory if batches_per_shard is None else run(tmp_path / "out", batches_per_shard=batches_per_shard)
+    blocks = list(h.iter_blocks(block_rows))
+    assert [block.n_rows for block in blocks] == [
+        min(block_rows, h.n_rows - start) for start in range(0, h.n_rows, block_rows)
+    ]
+    for i, block in enumerate(blocks):
+        expected = memory.select(slice(i * block_rows, (i + 1) * block_rows))
+        assert_same(block, expected)
+        assert all(
+            isinstance(rows, np.ndarray) for site in block.values() for rows in (site.activations, site.gradients)
+        )
+
+
+def test_the_size_of_blocks_is_checked(tmp_path):
+    h = run(tmp_path / "out")
+    assert [block.n_rows for block in h.iter_blocks(block_rows=np.int64(40))] == [40, 20]
+    for wrong, error in ((0, ValueError), (-3, ValueError), (2.0, TypeError), (True, TypeError), (None, TypeError)):
+        with pytest.raises(error, match=f"block_rows.*{wrong}"):
+            h.iter_blocks(wrong)
 
 
 def test_blocks_feed_partial_fit(tmp_path):
-    h = run(tmp_path / "out")
-    memory = harvest(Model(), make_batches(), SITES)
+    h, memory = run(tmp_path / "out"), harvest(Model(), make_batches(), SITES)
     expected = PCA(3).fit(memory["embed"].activations)
-    blocks = list(h.iter_blocks())
-    assert len(blocks) == 4
-    assert all(isinstance(b["embed"].activations, np.memmap) for b in blocks)
-    np.testing.assert_array_equal(np.concatenate([b.meta for b in blocks]), memory.meta)
-    pca = PCA(3)
-    for block in blocks:
-        pca.partial_fit(block["embed"].activations)
-    np.testing.assert_allclose(pca.explained_variance_, expected.explained_variance_, rtol=1e-5)
+    fits = [PCA(3), PCA(3)]
+    for pca, source in zip(fits, (h, memory), strict=True):
+        for block in source.iter_blocks(25):
+            pca.partial_fit(block["embed"].activations)
+    np.testing.assert_array_equal(fits[0].explained_variance_, fits[1].explained_variance_)
+    np.testing.assert_allclose(fits[0].explained_variance_, expected.explained_variance_, rtol=1e-5)
     np.testing.assert_allclose(PCA(3).fit(h["embed"].activations).explained_variance_, expected.explained_variance_)
-    for source in (h, memory):
-        sizes = [block.n_rows for block in source.iter_blocks(11)]
-        assert sizes == [11] * 5 + [5]
-        joined = np.concatenate([block[":out"].gradients for block in source.iter_blocks(11)])
-        np.testing.assert_array_equal(joined, memory[":out"].gradients)
-        with pytest.raises(ValueError, match="n_rows=0 must be at least 1"):
-            next(source.iter_blocks(0))
 
 
 def test_select_on_disk(tmp_path):
@@ -639,97 +599,6 @@ def test_the_manifest_can_be_read_by_eye(tmp_path):
     names = {shard["file"] for block in blocks for shard in block["shards"]}
     assert {p.name for p in (tmp_path / "out" / "shards").iterdir()} == names
     assert len(names) == 4 * (1 + 3 * 2)
-
-
-# ---------------------------------------------------------------------- several folders
-
-
-def test_folders_of_several_processes_are_joined(tmp_path):
-    batches = make_batches()
-    expected = harvest(Model(), batches, SITES)
-    run(tmp_path / "rank0", batches=batches[:4])
-    run(tmp_path / "rank1", batches=batches[4:])
-    assert_same(open_harvest([tmp_path / "rank0", tmp_path / "rank1"]), expected)
-    run(tmp_path / "other", Model(seed=1), batches=batches[4:])
-    with pytest.raises(ValueError, match=r"other does not belong to .*rank0: model_sha256"):
-        open_harvest([tmp_path / "rank0", tmp_path / "other"])
-    with pytest.raises(ValueError, match="path is an empty list"):
-        open_harvest([])
-
-
-def test_joined_folders_with_their_own_sample_ids(tmp_path):
-    batches, first = make_batches(), 0
-    for batch in batches:
-        batch["sample_id"] = torch.arange(first, first + 3)
-        first += 3
-    whole = harvest(Model(), batches, SITES, sample_rate=0.5)
-    for rank in range(2):
-        run(tmp_path / f"rank{rank}", batches=batches[rank::2], sample_rate=0.5)
-    h = open_harvest([tmp_path / "rank0", tmp_path / "rank1"])
-    order = np.lexsort((h.meta.position, h.meta.sample_id))
-    np.testing.assert_array_equal(h.meta.sample_id[order], whole.meta.sample_id)
-    np.testing.assert_array_equal(h["embed"].gradients[order], whole["embed"].gradients)
-    shutil.copytree(tmp_path / "rank0", tmp_path / "copy")
-    with pytest.raises(ValueError, match="copy holds sample 0, which a folder before it holds as well"):
-        open_harvest([tmp_path / "rank0", tmp_path / "copy"])
-
-
-GLOO_WORKER = """
-import sys, torch, torch.distributed as dist
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-from test_store import SITES, Model, make_batches
-from isogeom.gradients import harvest
-
-rank, root = int(sys.argv[1]), Path(sys.argv[2])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=2)
-batches = make_batches()
-for i, batch in enumerate(batches):
-    batch["sample_id"] = torch.arange(3 * i, 3 * i + 3)
-share = batches[rank::2]
-harvest(Model(), share, SITES, out=root / f"rank{rank}", sample_rate=0.5, batches_per_shard=2)
-mine = harvest(Model(), share, SITES, reduce="moments", sample_rate=0.5)
-everything = [None, None]
-dist.all_gather_object(everything, mine)
-merged = everything[0].merge(everything[1])
-if rank == 0:
-    torch.save({site: (m.cross, m.gradients.covariance()) for site, m in merged.items()}, root / "merged.pt")
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-def test_two_processes_of_torch_distributed(tmp_path):
-    if not torch.distributed.is_available():
-        pytest.skip("torch.distributed is not available")
-    here = Path(__file__).parent
-    commands = [
-        [sys.executable, "-c", GLOO_WORKER, str(r), str(tmp_path), str(tmp_path / "gloo"), here] for r in range(2)
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-        for command in commands
-    ]
-    try:
-        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], outputs
-    batches = make_batches()
-    whole = harvest(Model(), batches, SITES, sample_rate=0.5)
-    h = open_harvest([tmp_path / "rank0", tmp_path / "rank1"])
-    order = np.lexsort((h.meta.position, h.meta.sample_id))
-    moments = torch.load(tmp_path / "merged.pt", weights_only=False)
-    for name in ("sample_id", "position", "token_id"):
-        np.testing.assert_array_equal(h.meta[name][order], whole.meta[name])
-    for site in SITES:
-        np.testing.assert_array_equal(h[site].gradients[order], whole[site].gradients)
-        cross, covariance = moments[site]
-        np.testing.assert_allclose(cross, whole[site].activations.T @ whole[site].gradients, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(covariance, np.cov(whole[site].gradients.T), rtol=1e-4, atol=1e-7)
 
 
 # ---------------------------------------------------------------------- memory
