@@ -1,4 +1,4 @@
-"""Cost of a harvest over the bare passes of a small transformer, in memory, on disk and reduced to moments."""
+"""Cost of a harvest of a small transformer over its bare passes, and against hand-written hooks, nnsight and captum."""
 
 import shutil
 import tempfile
@@ -106,6 +106,64 @@ def check(h, model, batch):
     np.testing.assert_allclose(got.gradients, expected[:, :-1].reshape(-1, D), rtol=1e-3, atol=1e-6)
 
 
+def summed_loss(model, ids):
+    """One loss per sequence, as captum wants it: the gradients of its rows are those of the sum."""
+    logits = model(input_ids=ids)
+    losses = cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return losses.unflatten(0, (len(ids), -1)).sum(1)
+
+
+def rows_of(batches):
+    """Join lists of one tensor per site, a list a batch, into one array of rows per site; the last position goes."""
+    return [torch.cat([h[:, :-1].detach().reshape(-1, D) for h in site]).numpy() for site in zip(*batches)]
+
+
+def by_hand(model, batches):
+    """What a user writes without a library: hooks that keep the outputs, and one call of autograd."""
+    acts, grads = [], []
+    for batch in batches:
+        kept = []
+        handles = [
+            block.register_forward_hook(lambda _m, _a, out, kept=kept: kept.append(out)) for block in model.blocks
+        ]
+        total = loss_of(model, batch["input_ids"])
+        for handle in handles:
+            handle.remove()
+        grads.append(torch.autograd.grad(total, kept))
+        acts.append([h.detach() for h in kept])
+    return rows_of(acts), rows_of(grads)
+
+
+def with_nnsight(model, batches):
+    NNsight = pytest.importorskip("nnsight", reason="nnsight is not installed").NNsight
+    wrapped, acts, grads = NNsight(model), [], []
+    for batch in batches:
+        ids = batch["input_ids"]
+        with wrapped.trace(input_ids=ids):
+            outputs = [wrapped.blocks[i].output for i in range(N_BLOCKS)]
+            logits = wrapped.output
+            total = cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+            kept = [h.detach().clone() for h in outputs].save()
+            slopes = list().save()
+            with total.backward():
+                for h in reversed(outputs):
+                    slopes.append(h.grad.clone())
+        acts.append(kept)
+        grads.append(slopes[::-1])
+        # Its backward pass leaves gradients in the parameters.
+        model.zero_grad(set_to_none=True)
+    return rows_of(acts), rows_of(grads)
+
+
+def with_captum(model, batches):
+    attr = pytest.importorskip("captum.attr", reason="captum is not installed")
+    layers = list(model.blocks)
+    activation = attr.LayerActivation(lambda ids: summed_loss(model, ids), layers)
+    gradient = attr.LayerGradientXActivation(lambda ids: summed_loss(model, ids), layers, multiply_by_inputs=False)
+    ids = [batch["input_ids"] for batch in batches]
+    return rows_of([activation.attribute(x) for x in ids]), rows_of([gradient.attribute(x) for x in ids])
+
+
 def run_timed(compare, label, ours, peer, peer_name, most):
     ratio = compare(label, ours, peer, peer_name=peer_name, repeats=7)
     seconds = 1 / ratio
@@ -123,6 +181,24 @@ def test_memory(compare, model, batches):
         "bare forward and backward",
         1.05,
     )
+
+
+@pytest.mark.parametrize("name", ["hand-written hooks", "nnsight", "captum"])
+def test_against_peers(compare, model, batches, name):
+    peer = {"hand-written hooks": by_hand, "nnsight": with_nnsight, "captum": with_captum}[name]
+    h = harvest(model, batches, SITES)
+    for site, activations, gradients in zip(SITES, *peer(model, batches)):
+        np.testing.assert_allclose(h[site].activations, activations, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(h[site].gradients, gradients, rtol=1e-3, atol=1e-6)
+    ratio = compare(
+        "the same rows",
+        lambda: harvest(model, batches, SITES),
+        lambda: peer(model, batches),
+        peer_name=name,
+        repeats=7,
+        values="the peer keeps no mask, positions or ids",
+    )
+    assert ratio > 0.9
 
 
 def test_frozen(compare, model, batches):
