@@ -1,6 +1,7 @@
 """The Forest Cover example, on its quick settings and on the rows of the optional real data."""
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -60,6 +61,54 @@ def test_the_example_writes_its_tables_and_figure(data_home, tmp_path, monkeypat
     assert classes.isoscore_star.between(0, 1).all()
     recall = classes.groupby("regime").recall.mean()
     assert recall["late"] > recall["early"]
+
+
+@pytest.fixture
+def full_home(shared_file, tmp_path):
+    """Folder with all 581 012 rows, as a user with a network has it after fetch_covtype."""
+    import joblib
+
+    data = np.load(shared_file("covtype_full_delta.npz"))
+    measured = np.cumsum(data["quant_delta"], axis=1, dtype=np.int16).T  # int16, as the differences were taken
+    X = np.zeros((len(measured), 54))
+    X[:, :10] = measured
+    rows = np.arange(len(X))
+    X[rows, 10 + data["wilderness"]] = 1
+    X[rows, 14 + data["soil"]] = 1
+    home = tmp_path / "data" / "covertype"
+    home.mkdir(parents=True)
+    joblib.dump(X, home / "samples_py3")
+    joblib.dump(data["cover_type"].astype(np.int32), home / "targets_py3")
+    return home.parent
+
+
+def test_the_full_settings_on_all_rows(full_home, tmp_path):
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        "examples/forest_cover.py",
+        "--offline",
+        "--data-home",
+        str(full_home),
+        "--out",
+        str(out),
+    ]
+    environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    grid, alignment, classes = (pandas.read_csv(out / f"{name}.csv") for name in ("grid", "alignment", "classes"))
+    # UCI's counts: the commonest class, lodgepole pine, has 283 301 of 581 012 rows, the rarest 2747.
+    shares = classes[classes.regime == "late"].set_index("class").frequency
+    np.testing.assert_allclose(shares[["lodgepole pine", "cottonwood/willow"]], np.array([283301, 2747]) / 581012)
+    assert set(grid.n_components) == {8, 16, 24}
+    assert grid.balanced_accuracy.max() > 0.6
+    # Early gradients lie in the proxy of the activations more than in a normal control, at every layer.
+    early = alignment[alignment.regime == "early"]
+    assert (early.energy_ratio > 1).all()
+    assert (early.pvalue < 0.01).all()
+    recall = classes.groupby("regime").recall.mean()
+    assert recall["late"] > recall["early"] + 0.1
 
 
 def test_without_data_it_says_in_one_sentence_how_to_get_it(tmp_path):
