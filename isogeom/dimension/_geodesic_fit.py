@@ -206,7 +206,9 @@ class PublishedFit:
     misfit: float
 
 
-def fit_published(counts: np.ndarray, edges: np.ndarray, mean: float, std: float, longest_edge: float) -> PublishedFit:
+def fit_published(
+    counts: np.ndarray, edges: np.ndarray, mean: float, std: float, longest_edge: float, *, strict: bool = False
+) -> PublishedFit:
     """Fit the logarithm of a histogram by least squares, as published.
 
     Parameters
@@ -219,6 +221,8 @@ def fit_published(counts: np.ndarray, edges: np.ndarray, mean: float, std: float
         Of all distances.
     longest_edge : float
         Longest edge of the graph: shorter distances are not used.
+    strict : bool, default=False
+        False for the rules of 2016, True for those of 2019.
 
     Returns
     -------
@@ -231,41 +235,87 @@ def fit_published(counts: np.ndarray, edges: np.ndarray, mean: float, std: float
 
     Notes
     -----
-    The place of the peak is refined by two parabolas through the logarithms of the counts, the second one over a
-    window that ends one bin later; then ``ln h - ln h_max = (D - 1) ln sin(pi r / (2 r_max))`` is fitted to the bins
-    from two widths below the peak up to it, with the height of the last parabola. These details are not all in the
-    paper: they are those that give the outputs of its program.
+    The place of the peak is refined by two parabolas through the logarithms of the counts; then ``ln h - ln h_max =
+    (D - 1) ln sin(pi r / (2 r_max))`` is fitted to the bins from two widths below the peak up to it, with the height of
+    the last parabola. These details are not all in the papers: they are those that give the outputs of their programs.
+
+    The rules differ. In 2016 a peak may be two bins beyond one standard deviation from the mean; a parabola counts if
+    it opens downwards and its vertex is near, the first being replaced by the mean if not; the window of the second
+    ends one bin later; few bins are made up to four. In 2019 there are no such allowances: the first parabola always
+    counts, the second if its vertex is near, but the fit begins two widths below its vertex even if not.
     """
     bin_width = float(edges[1] - edges[0])
     x = (edges[1:] + edges[:-1]) / 2
     used = counts > 0
     logs = np.log(np.maximum(counts, 1))
-    peak, width = float(x[np.argmax(counts)]), std
-    if abs(peak - mean) > std + 2 * bin_width:
+    peak = float(x[np.argmax(counts)])
+    if abs(peak - mean) > std + (0 if strict else 2 * bin_width):
         raise ValueError(f"The histogram of distances peaks at {peak:.4g}, far from its mean {mean:.4g} +- {std:.4g}.")
     if peak <= longest_edge + bin_width:
         raise ValueError(
             f"The histogram of distances peaks at {peak:.4g}, not beyond the longest edge {longest_edge:.4g}: take "
             "fewer neighbours."
         )
-    height = float(logs.max())
-    for beyond, tolerance in ((0.0, 2), (bin_width, 4)):
-        near = used & (x > peak - width) & (x <= peak + width / 2 + beyond)
-        if near.sum() < 3:
-            raise ValueError(f"The peak of the histogram of distances holds {near.sum()} bins: 3 are needed.")
-        a, b, c = np.polyfit(x[near], logs[near], 2)
-        vertex = -b / (2 * a)
-        if a < 0 and abs(vertex - peak) < width / tolerance + bin_width:
-            peak, width, height = float(vertex), float(np.sqrt(-0.5 / a)), float(c - b**2 / (4 * a))
-        elif tolerance == 2:
-            peak = mean
-    low = max(peak - 2 * width - bin_width / 2, 0.0, longest_edge)
+    refine = _strict_peak if strict else _lenient_peak
+    peak, width, height, low = refine(x, logs, used, bin_width, peak, mean, std)
+    low = max(low, 0.0, longest_edge)
     inside = used & (x > low) & (x <= peak + bin_width / 4)
-    if inside.sum() < 4 and longest_edge < peak:
+    if not strict and inside.sum() < 4 and longest_edge < peak:
         # At least four bins, if need be the last ones before the peak.
         inside = used & (x <= peak + bin_width / 4) & (x > peak + bin_width / 4 - 5 * bin_width)
-    if inside.sum() < 2:
+    if inside.sum() < (3 if strict else 2):
         raise ValueError(f"{inside.sum()} bins lie between the longest edge and the peak of the histogram: too few.")
     y, u = logs[inside] - height, np.log(np.sin(np.pi * x[inside] / (2 * peak)))
     slope = float(u @ y / (u @ u))
     return PublishedFit(1 + slope, peak, width, float(np.sqrt(np.mean((slope * u - y) ** 2))))
+
+
+def _lenient_peak(
+    x: np.ndarray, logs: np.ndarray, used: np.ndarray, bin_width: float, peak: float, mean: float, std: float
+) -> tuple[float, float, float, float]:
+    """Return peak, width, height and the begin of the fit by the rules of 2016."""
+    width, height = std, float(logs.max())
+    for beyond, tolerance in ((0.0, 2), (bin_width, 4)):
+        a, vertex, top = _parabola(x, logs, used & (x > peak - width) & (x <= peak + width / 2 + beyond))
+        if a < 0 and abs(vertex - peak) < width / tolerance + bin_width:
+            peak, width, height = vertex, float(np.sqrt(-0.5 / a)), top
+        elif tolerance == 2:
+            peak = mean
+    return peak, width, height, peak - 2 * width - bin_width / 2
+
+
+def _strict_peak(
+    x: np.ndarray,
+    logs: np.ndarray,
+    used: np.ndarray,
+    bin_width: float,
+    peak: float,
+    mean: float,  # noqa: ARG001
+    std: float,
+) -> tuple[float, float, float, float]:
+    """Return peak, width, height and the begin of the fit by the rules of 2019."""
+    found = []
+    width = std
+    for _ in range(2):
+        near = (x > peak - width) & (x < peak + width / 2)
+        if not used[near].all():
+            # The recipe takes the logarithm of these counts.
+            raise ValueError("The peak of the histogram of distances holds empty bins: more rows are needed.")
+        a, peak, height = _parabola(x, logs, near)
+        width = float(np.sqrt(abs(0.5 / a)))
+        found.append((peak, width, height))
+    first, second = found
+    low = abs(second[0]) - 2 * second[1] - bin_width / 2
+    settled = abs(abs(second[0]) - first[0]) <= first[1] / 4
+    peak, _, height = second if settled else first
+    return abs(peak), second[1], height, low
+
+
+def _parabola(x: np.ndarray, logs: np.ndarray, near: np.ndarray) -> tuple[float, float, float]:
+    """Return the curvature, half of the second derivative, and place and height of the vertex."""
+    if near.sum() < 3:
+        raise ValueError(f"The peak of the histogram of distances holds {near.sum()} bins: 3 are needed.")
+    a, b, c = (float(value) for value in np.polyfit(x[near], logs[near], 2))
+    if a == 0:
+        raise ValueError("The histogram of distances has no peak: its logarithm is a line there.")
+    return a, -b / (2 * a), c - b**2 / (4 * a)

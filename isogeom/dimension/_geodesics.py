@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
@@ -122,32 +123,53 @@ class NeighborGraphs:
 
     def _component(self, k: int) -> PathGraph:
         n = len(self.distances)
-        first, second = np.repeat(np.arange(n), k), self.neighbors[:, :k].ravel()
-        weights = self.distances[:, :k].ravel() / self.unit
-        key = np.minimum(first, second) * n + np.maximum(first, second)
-        order = np.lexsort((weights, key))
-        key, weights = key[order], weights[order]
-        once = np.concatenate(([True], key[1:] != key[:-1]))
-        low, high = np.divmod(key[once], n)
-        rows, columns = np.concatenate((low, high)), np.concatenate((high, low))
-        weights = np.tile(weights[once], 2)
+        rows, columns, ranks, others, weights, least = self._edges
+        kept = ranks < k
+        rows, columns = rows[kept], columns[kept]
+        weights = np.where(others[kept] < k, least[kept], weights[kept])
+        starts = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=n))))
         n_components, labels = connected_components(
-            sp.csr_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(n, n)), directed=False
+            sp.csr_array((np.ones(len(rows), dtype=np.int8), columns, starts), shape=(n, n)), directed=False
         )
         alive = labels == np.argmax(np.bincount(labels))
         nodes, place = np.flatnonzero(alive), np.cumsum(alive) - 1
         kept = alive[rows]
         rows, columns, weights = place[rows[kept]], place[columns[kept]], weights[kept]
-        order = np.lexsort((columns, rows))
         starts = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=len(nodes)))))
         return PathGraph(
             starts.astype(np.int32),
-            columns[order].astype(np.int32),
-            np.ascontiguousarray(weights[order]),
+            columns.astype(np.int32),
+            np.ascontiguousarray(weights),
             nodes,
             int(n_components),
             n,
             self.unit,
+        )
+
+    @cached_property
+    def _edges(self) -> tuple[np.ndarray, ...]:
+        """Return all edges in both directions, in order of rows and columns: one sort serves all numbers of neighbours.
+
+        Rows, columns, the rank at which one end lists the other, and at which the other lists it (the number of ranks
+        if it does not), the weight given by the first of them, and the smaller one.
+        """
+        n, k = self.distances.shape
+        first, second = np.repeat(np.arange(n), k), self.neighbors.ravel()
+        key = np.minimum(first, second) * n + np.maximum(first, second)
+        ranks, weights = np.tile(np.arange(k), n), self.distances.ravel() / self.unit
+        order = np.lexsort((ranks, key))
+        key, ranks, weights = key[order], ranks[order], weights[order]
+        once = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
+        last = np.concatenate((once[1:], [len(key)])) - 1
+        others = np.where(last > once, ranks[last], k)
+        low, high = np.divmod(key[once], n)
+        least = np.minimum(weights[once], weights[last])
+        rows, columns = np.concatenate((low, high)), np.concatenate((high, low))
+        order = np.lexsort((columns, rows))
+        return (
+            rows[order],
+            columns[order],
+            *(np.tile(values, 2)[order] for values in (ranks[once], others, weights[once], least)),
         )
 
     def shuffled(self, rng: np.random.Generator) -> np.ndarray:

@@ -17,6 +17,7 @@ from isogeom.dimension._geodesic_fit import GEODESIC_WINDOW, GRAPH_WINDOW, fit_s
 from isogeom.dimension._geodesics import NeighborGraphs, bin_counts, count_threads, patch_paths
 from isogeom.dimension._graph_trials import (
     LARGEST_K,
+    RECIPES,
     SMALLEST_K,
     Trial,
     choose,
@@ -28,8 +29,6 @@ from isogeom.dimension._graph_trials import (
 
 # Bins of the histogram of a patch, and tolerance of its fit, which is far below its noise.
 _PATCH_BINS, _PATCH_TOL = 128, 1e-2
-# Published recipes: neighbours, bins and largest rounded dimension (None: the number of features).
-_RECIPES: dict[str, tuple[int, int, int | None]] = {"granata2016": (3, 50, 25), "gong2019": (4, 100, None)}
 
 
 class GraphDistanceDimension(DimensionEstimator):
@@ -48,8 +47,8 @@ class GraphDistanceDimension(DimensionEstimator):
         ``metric="precomputed"`` as the geodesics themselves; `n_neighbors` and `n_sources` are ignored.
     compat : {None, 'granata2016', 'gong2019'}, default=None
         None fits by maximum likelihood. 'granata2016' is the published recipe, a least-squares fit to 50 bins of all
-        distances with 3 neighbours; 'gong2019' the same on cosine distances, with 4 neighbours and 100 bins. Neither
-        tells when it fails, except by an error where the recipe itself gives up.
+        distances with 3 neighbours; 'gong2019' that of cosine distances, with 4 neighbours, 100 bins and fewer
+        allowances in the fit. Neither tells when it fails, except by an error where the recipe itself gives up.
     n_neighbors_local : int, default=100
         Number of reference rows of the patch from which `transform` computes the dimension at a row.
     metric : str, default='euclidean'
@@ -123,9 +122,15 @@ class GraphDistanceDimension(DimensionEstimator):
     narrower than 1.75 median edges, if no three numbers of neighbours in a row give estimates within 10 % ('auto'), if
     the fit is bad (misfit above 0.1), if its peak is far from the mean distance, or if 10 % of the rows are missing.
 
-    The standard error scales that of the mean over m sources by ``sqrt(1 + 3 m / n)``: the n end points are random too.
+    The distances from a source go together: the standard error is that of the choice of m sources, times ``sqrt(1 + 3 m
+    / n)`` as the n end points are random too. Over 200 choices of 500 of 10000 rows, estimates on spheres, cubes and
+    Gaussians of dimension 2 to 5 are within one such error of that from all sources in 69 to 76 % of cases, within 1.96
+    in 94 to 98 %. It is too small, by half in places, where the fit is bad or the peak narrow (`reasons_`).
 
-    With `compat`, paths start from every row and are computed twice, first for their range. The table of neighbours, of
+    With `compat`, paths start from every row and are computed twice, first for their range. A row is never its own
+    neighbour. The program of 2019 adds about 1e-6 to every cosine distance and leaves out the nearest of the sorted
+    rows, itself included: in rows of the same direction within rounding it may link a row to itself and lose one of
+    its neighbours. Here such rows are linked by edges of length 0 or nearly. The table of neighbours, of
     shape (n, k), is taken to the host, where paths are computed. `transform` applies the fit to the distances between
     the `n_neighbors_local` rows around a row, along edges between them: with some ten edges across the patch it
     is noisy (tens of percent) and biased (in a ball of dimension 5 its mean is 2.7), a comparison between places rather
@@ -185,7 +190,7 @@ class GraphDistanceDimension(DimensionEstimator):
             check_integer(self.n_sources, "n_sources", low=1)
         count_threads(self.n_jobs)
         check_choice(self.distances, "distances", ("graph", "geodesic"))
-        check_choice(self.compat, "compat", (None, *_RECIPES))
+        check_choice(self.compat, "compat", (None, *RECIPES))
 
     @property
     def _needs_all_distances(self) -> bool:  # type: ignore[override]
@@ -196,7 +201,7 @@ class GraphDistanceDimension(DimensionEstimator):
             return 1
         if not isinstance(self.n_neighbors, str):
             return int(self.n_neighbors)
-        return SMALLEST_K if self.compat is None else _RECIPES[self.compat][0]
+        return SMALLEST_K if self.compat is None else RECIPES[self.compat].n_neighbors
 
     def _n_searched(self) -> int:
         automatic = isinstance(self.n_neighbors, str) and self.compat is None and self.distances == "graph"
@@ -220,16 +225,16 @@ class GraphDistanceDimension(DimensionEstimator):
 
     def _estimate(self, table: NeighborTable) -> Estimate:
         rng = _random.check_rng(self.random_state, "random_state")
-        n_bins = None if self.compat is None else _RECIPES[self.compat][1]
+        recipe = None if self.compat is None else RECIPES[self.compat]
         if self.distances == "geodesic":
-            trial, unit = geodesic_trial(table, rng, n_bins)
+            trial, unit = geodesic_trial(table, rng, recipe)
             return self._result(table, trial, unit, [], [])
         graphs = NeighborGraphs(table)
         rows = graphs.shuffled(rng)
         k = min(self._n_needed(), table.n_neighbors)
         reasons: list[str] = []
-        if n_bins is not None:
-            trial = published_trial(graphs, k, rows, n_bins, self.n_jobs)
+        if recipe is not None:
+            trial = published_trial(graphs, k, rows, recipe, self.n_jobs)
         elif isinstance(self.n_neighbors, str):
             trial, profile, reasons = choose(graphs, rows, self.n_sources, self.n_jobs)
             return self._result(table, trial, graphs.unit, profile, reasons)
@@ -245,7 +250,7 @@ class GraphDistanceDimension(DimensionEstimator):
         std, interval = jackknife(trial, trial.n_sources / n_used, float(self.confidence_level))
         rounded = max(int(np.floor(fit.dimension + 0.5)), 1)
         if self.compat is not None:
-            cap = _RECIPES[self.compat][2]
+            cap = RECIPES[self.compat].largest
             if cap is None and table.X is not None:
                 cap = int(table.X.shape[1])
             rounded = rounded if cap is None else min(rounded, cap)

@@ -40,6 +40,19 @@ _LEAST_SHARE, _MOST_MISFIT, _LEAST_EDGES = 0.9, 0.1, 1.75
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """What a published recipe fixes: neighbours, bins, largest rounded dimension (None: features), and its rules."""
+
+    n_neighbors: int
+    n_bins: int
+    largest: int | None
+    strict: bool
+
+
+RECIPES = {"granata2016": Recipe(3, 50, 25, False), "gong2019": Recipe(4, 100, None, True)}
+
+
+@dataclass(frozen=True)
 class Trial:
     """An estimate from one set of distances.
 
@@ -166,17 +179,18 @@ def _agree(trials: list[Trial]) -> bool:
     return max(values) <= (1 + _PLATEAU) * min(values)
 
 
-def published_trial(graphs: NeighborGraphs, k: int, rows: np.ndarray, n_bins: int, n_jobs: int | None) -> Trial:
+def published_trial(graphs: NeighborGraphs, k: int, rows: np.ndarray, recipe: Recipe, n_jobs: int | None) -> Trial:
     """Fit as published: distances between all rows, in bins from the smallest to the largest of them."""
     graph = graphs.component(k)
     sources, groups = sources_of(graph, rows, None)
     _, facts = count_paths(graph, sources, groups, np.zeros(1), _GROUPS, n_jobs)
     # The shortest edge is the shortest path.
     ends = float(graph.weights.min()), float(facts[:, 0].max())
-    edges = _edges(*ends, n_bins)
+    edges = _edges(*ends, recipe.n_bins)
     counts, _ = count_paths(graph, sources, groups, edges, _GROUPS, n_jobs)
     n_pairs = graph.n_nodes * (graph.n_nodes - 1)
-    return _published(k, graph, counts, edges, facts[:, 1].sum() / n_pairs, facts[:, 2].sum() / n_pairs, len(sources))
+    means = facts[:, 1].sum() / n_pairs, facts[:, 2].sum() / n_pairs
+    return _published(k, graph, counts, edges, means, len(sources), recipe.strict)
 
 
 def _published(
@@ -184,23 +198,24 @@ def _published(
     graph: PathGraph | None,
     counts: np.ndarray,
     edges: np.ndarray,
-    mean: float,
-    mean_square: float,
+    means: tuple[float, float],
     n_sources: int,
+    strict: bool,
 ) -> Trial:
+    mean, mean_square = means
     std = float(np.sqrt(max(mean_square - mean**2, 0.0)))
     longest = 0.0 if graph is None else graph.longest
 
     def refit(left: np.ndarray) -> float:
-        return fit_published(left, edges, mean, std, longest).dimension
+        return fit_published(left, edges, mean, std, longest, strict=strict).dimension
 
-    fit = fit_published(counts.sum(axis=0), edges, mean, std, longest)
+    fit = fit_published(counts.sum(axis=0), edges, mean, std, longest, strict=strict)
     reasons = [] if graph is None else _graph_misgivings(graph, fit.width)
     return Trial(k, graph, counts, n_sources, fit, refit, reasons)
 
 
-def geodesic_trial(table: NeighborTable, rng: np.random.Generator, n_bins: int | None) -> tuple[Trial, float]:
-    """Fit given distances, by maximum likelihood or, with a number of bins, as published; return their unit too."""
+def geodesic_trial(table: NeighborTable, rng: np.random.Generator, recipe: Recipe | None) -> tuple[Trial, float]:
+    """Fit given distances, by maximum likelihood or as published; return their unit too."""
     if table.n_neighbors < table.n_reference - 1 or table.n_queries < table.n_reference:
         raise ValueError(
             'distances="geodesic" takes the distances between all rows: pass their matrix with metric="precomputed".'
@@ -213,15 +228,16 @@ def geodesic_trial(table: NeighborTable, rng: np.random.Generator, n_bins: int |
     for _, block in _blocks(table):
         block = block / unit
         smallest, total, squares = min(smallest, block.min()), total + block.sum(), squares + (block**2).sum()
-    edges = _edges(0.0 if n_bins is None else float(smallest), largest / unit, _BINS if n_bins is None else n_bins)
+    low, n_bins = (0.0, _BINS) if recipe is None else (float(smallest), recipe.n_bins)
+    edges = _edges(low, largest / unit, n_bins)
     counts = np.zeros((_GROUPS, len(edges) - 1), dtype=np.int64)
     for start, block in _blocks(table):
         for i, row in enumerate(block / unit):
             counts[groups[start + i]] += bin_counts(row, edges)
-    if n_bins is None:
+    if recipe is None:
         return _likelihood_trial(0, None, counts, edges, n), unit
     n_pairs = n * table.n_neighbors
-    return _published(0, None, counts, edges, total / n_pairs, squares / n_pairs, n), unit
+    return _published(0, None, counts, edges, (total / n_pairs, squares / n_pairs), n, recipe.strict), unit
 
 
 def _blocks(table: NeighborTable) -> Iterator[tuple[int, np.ndarray]]:

@@ -10,14 +10,16 @@ import numpy as np
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
 from isogeom._neighbors._cloud import Cloud, rounding, smallest_normal
+from isogeom._neighbors._measure import squared_pairs
 from isogeom._neighbors._rows import rows_at
-from isogeom._xp import Array, Namespace
+from isogeom._xp import Array
 
 # Side of a block of rows that is prepared at a time, and of the products that are made of it at a time on numpy.
 _BLOCK, _CACHED = 2048, (256, 512)
-# Tiles of other metrics; entries of the differences that are held at a time.
+# Prepared rows are kept from block to block up to this many bytes.
+_KEPT_BYTES = 48 * 2**20
+# Tiles of other metrics.
 _TILE_ROWS, _TILE_COLUMNS = 512, 2048
-_DIFFERENCES = 2**18
 # Share of the squared norms below which a squared distance by products has lost too many digits.
 _DOUBTFUL = 1e-5
 
@@ -125,19 +127,21 @@ class PairSums:
 
 
 def _by_products(X: Array, radius: float, centers: np.ndarray | None, metric: str) -> Iterator[Pairs]:  # noqa: ARG001
-    xp = _xp.array_namespace(X)
     cloud = Cloud.of(X)
     limit = (radius * cloud.scale) ** 2 * (1 + 1e-6)
     n = int(X.shape[0])
     m = n if centers is None else len(centers)
+    prepared = _Blocks(cloud)
     for start in range(0, m, _BLOCK):
         stop = min(start + _BLOCK, m)
         mine = np.arange(start, stop) if centers is None else centers[start:stop]
-        left, left_half = _prepared(cloud, X[start:stop, :] if centers is None else rows_at(X, mine), limit)
+        left, left_half = prepared.block(start) if centers is None else prepared.rows(rows_at(X, mine))
+        left_half = left_half - limit / 2
         for begin in range(0 if centers is not None else start, n, _BLOCK):
-            end = min(begin + _BLOCK, n)
-            right, right_half = _prepared(cloud, X[begin:end, :], 0.0)
-            rows, columns = _near(xp, left, left_half, right, right_half)
+            right, right_half = prepared.block(begin)
+            # Of a block with itself only the pairs above the diagonal are wanted.
+            twice = centers is None and begin == start
+            rows, columns = _near(left, left_half, right, right_half, twice)
             columns += begin
             wanted = columns > rows + start if centers is None else columns != mine[rows]
             rows, columns = rows[wanted], columns[wanted]
@@ -146,29 +150,51 @@ def _by_products(X: Array, radius: float, centers: np.ndarray | None, metric: st
             yield Pairs(rows[kept] + start, columns[kept], distances[kept])
 
 
-def _prepared(cloud: Cloud, rows: Array, limit: float) -> tuple[Array, Array]:
-    """Return rows for products, and half of a lower bound of their squared norm less `limit`."""
-    xp = _xp.array_namespace(rows)
-    narrow = xp.float32 if _xp.float32_products_exact(xp) else cloud.shift.dtype
-    facts, d = xp.finfo(narrow), int(rows.shape[1])
-    centred = cloud.centred(rows)
-    squares = xp.sum(centred * centred, axis=1) * (1 - rounding(d, float(facts.eps)))
-    lost = smallest_normal(d, float(facts.smallest_normal))
-    return xp.astype(centred, narrow), xp.astype((squares - limit - lost) / 2, narrow)
+class _Blocks:
+    """Rows as factors of products, block by block, and half of a lower bound of their squared norms."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self._cloud = cloud
+        n, d = cloud.rows.shape
+        # Few rows are prepared once, many for every block that they meet.
+        self._kept: dict[int, tuple[Array, Array]] | None = {} if 4 * n * d <= _KEPT_BYTES else None
+
+    def block(self, start: int) -> tuple[Array, Array]:
+        """Return the rows from this position on."""
+        if self._kept is not None and start in self._kept:
+            return self._kept[start]
+        stop = min(start + _BLOCK, int(self._cloud.rows.shape[0]))
+        found = self.rows(self._cloud.rows[start:stop, :])
+        if self._kept is not None:
+            self._kept[start] = found
+        return found
+
+    def rows(self, rows: Array) -> tuple[Array, Array]:
+        """Return these rows."""
+        xp = _xp.array_namespace(rows)
+        narrow = xp.float32 if _xp.float32_products_exact(xp) else self._cloud.shift.dtype
+        facts, d = xp.finfo(narrow), int(rows.shape[1])
+        centred = self._cloud.centred(rows)
+        squares = xp.sum(centred * centred, axis=1) * (1 - rounding(d, float(facts.eps)))
+        lost = smallest_normal(d, float(facts.smallest_normal))
+        return xp.astype(centred, narrow), (squares - lost) / 2
 
 
-def _near(
-    xp: Namespace, left: Array, left_half: Array, right: Array, right_half: Array
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of the pairs that may be near: ``x.y >= (|x|^2 - limit) / 2 + |y|^2 / 2``."""
+def _near(left: Array, left_half: Array, right: Array, right_half: Array, twice: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns of the pairs that may be near: ``x.y >= (|x|^2 - limit) / 2 + |y|^2 / 2``.
+
+    `twice` tells that both blocks are the same: parts of them that lie below the diagonal are left out.
+    """
+    xp = _xp.array_namespace(left)
     # Products of this size stay in the cache of one core; other libraries prefer few calls.
     height, width = _CACHED if _xp.is_numpy(xp) else (_BLOCK, _BLOCK)
     m, n = int(left.shape[0]), int(right.shape[0])
+    left_half, right_half = xp.astype(left_half, left.dtype), xp.astype(right_half, left.dtype)
     found = []
     for start in range(0, m, height):
         part = slice(start, min(start + height, m))
         rows, half = left[part, :], xp.expand_dims(left_half[part], axis=1)
-        for begin in range(0, n, width):
+        for begin in range(start // width * width if twice else 0, n, width):
             part = slice(begin, min(begin + width, n))
             products = xp.matmul(rows, xp.matrix_transpose(right[part, :])) - right_half[part]
             places = _xp.to_numpy(xp.nonzero(xp.reshape(products >= half, (-1,)))[0])
@@ -178,14 +204,10 @@ def _near(
 
 def _differences(cloud: Cloud, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the distances of pairs of rows by direct differences."""
-    size = max(1, _DIFFERENCES // int(cloud.rows.shape[1]))
-    xp = _xp.array_namespace(cloud.rows)
-    found = np.empty(len(first))
-    for start in range(0, len(first), size):
-        part = slice(start, start + size)
-        gap = cloud.wide(rows_at(cloud.rows, first[part])) - cloud.wide(rows_at(cloud.rows, second[part]))
-        found[part] = _xp.to_numpy(xp.sqrt(xp.sum(gap * gap, axis=1)))
-    return found / cloud.scale
+    rows = cloud.rows
+    xp = _xp.array_namespace(rows)
+    places = (_xp.asarray_like(positions, rows, dtype=xp.int64) for positions in (first, second))
+    return np.sqrt(_xp.to_numpy(squared_pairs(cloud, rows, *places)).astype(np.float64)) / cloud.scale
 
 
 def _by_metric(X: Array, radius: float, centers: np.ndarray | None, metric: str) -> Iterator[Pairs]:

@@ -9,6 +9,7 @@ from isogeom import _xp
 from isogeom.datasets import hyper_ball, hyper_sphere, make_manifold
 from isogeom.dimension import CorrelationDimension, NeighborTable
 from isogeom.dimension import _correlation as module
+from isogeom.dimension import _pairs as pairs_module
 from isogeom.dimension._pairs import PairSums, collected, pairs_within
 
 # By other packages, from the same definition.
@@ -112,6 +113,23 @@ class TestPairs:
         np.testing.assert_array_equal(found.centers[order], i)
         np.testing.assert_array_equal(found.others[order], j)
         np.testing.assert_allclose(found.distances[order], D[i, j], rtol=1e-12)
+
+    @pytest.mark.parametrize("kept", [0, 2**20])
+    @pytest.mark.parametrize("side", [96, 300])
+    def test_do_not_depend_on_blocks(self, monkeypatch, side, kept):
+        rng = np.random.default_rng(2)
+        X = rng.standard_normal((700, 12)) + 50
+        D = cdist(X, X)
+        monkeypatch.setattr(pairs_module, "_BLOCK", side)
+        monkeypatch.setattr(pairs_module, "_CACHED", (64, 100))
+        monkeypatch.setattr(pairs_module, "_KEPT_BYTES", kept)
+        for centers in (None, np.sort(rng.permutation(700)[:250])):
+            found = collected(pairs_within(X, 3.0, centers=centers), 10**6)
+            rows = D if centers is None else D[centers]
+            near = np.triu(rows <= 3.0, 1) if centers is None else (rows <= 3.0) & (rows > 0)
+            order = np.lexsort((found.others, found.centers))
+            np.testing.assert_array_equal(np.stack((found.centers, found.others))[:, order], np.nonzero(near))
+            np.testing.assert_allclose(found.distances[order], rows[near], rtol=1e-12)
 
     def test_far_from_the_origin(self):
         # The expansion into products gives NaN or 0 here.

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from oracles.graph_distance import published
+from oracles.graph_distance import published, published_2019
 from scipy.optimize import minimize
 
 from isogeom.dimension._geodesic_fit import GEODESIC_WINDOW, GRAPH_WINDOW, fit_published, fit_sine, moments
@@ -77,14 +77,15 @@ def test_scale_of_the_distances_does_not_matter():
         assert fit.peak == pytest.approx(scale * reference.peak, rel=1e-9)
 
 
+@pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("dimension", [2, 6, 15])
-def test_published_recipe_equals_its_oracle(dimension):
+def test_published_recipe_equals_its_oracle(dimension, strict):
     v = np.random.default_rng(dimension).standard_normal((300, dimension + 1))
     v /= np.linalg.norm(v, axis=1, keepdims=True)
     values = np.arccos(np.clip(v @ v.T, -1, 1))[np.triu_indices(300, 1)]
     counts, edges = np.histogram(values, 50)
-    fit = fit_published(counts, edges, values.mean(), values.std(), 0.1)
-    real, integer = published(values, 0.1, 50)
+    fit = fit_published(counts, edges, values.mean(), values.std(), 0.1, strict=strict)
+    real, integer = (published_2019 if strict else published)(values, 0.1, 50)
     assert fit.dimension == pytest.approx(real, rel=1e-9)
     # Least squares over the integers is a parabola with its lowest point at the real value.
     assert integer == round(fit.dimension)
@@ -98,3 +99,12 @@ def test_published_recipe_gives_up_with_a_reason():
         fit_published(counts, edges, mean, std, 2.0)
     with pytest.raises(ValueError, match="far from its mean"):
         fit_published(counts, edges, mean + 2, std, 0.1)
+    # One bin beyond a standard deviation is allowed by the rules of 2016 only.
+    peak = (edges[np.argmax(counts)] + edges[np.argmax(counts) + 1]) / 2
+    away = peak + std + edges[1] - edges[0]
+    assert fit_published(counts, edges, away, std, 0.1).dimension > 1
+    with pytest.raises(ValueError, match="far from its mean"):
+        fit_published(counts, edges, away, std, 0.1, strict=True)
+    counts[np.argmax(counts) - 2] = 0
+    with pytest.raises(ValueError, match="empty bins"):
+        fit_published(counts, edges, mean, std, 0.1, strict=True)

@@ -140,3 +140,30 @@ def test_groups_out_of_range_are_refused(engine):
     graph = graph_of(two_parts(), 3)
     with pytest.raises(ValueError, match="outside 0 to 0"):
         count_paths(graph, np.arange(2), np.arange(2), np.zeros(1), 1)
+
+
+def test_graphs_of_all_numbers_of_neighbors_come_from_one_sort():
+    X = np.random.default_rng(5).standard_normal((120, 3))
+    graphs = NeighborGraphs(NeighborTable.from_rows(X, 10))
+    for k in (10, 1, 3, 2, 7):
+        W = neighbor_matrix(X, k)
+        nodes, n_components = largest_component(W)
+        graph = graphs.component(k)
+        np.testing.assert_array_equal(graph.nodes, nodes)
+        assert graph.n_components == n_components
+        expected = np.where(np.isfinite(W), W, 0)[np.ix_(nodes, nodes)]
+        found = graph.matrix()
+        assert found.has_sorted_indices
+        np.testing.assert_allclose(found.toarray() * graph.unit, expected, rtol=1e-12)
+
+
+def test_the_smaller_of_two_weights_of_an_edge_counts_once_both_ends_list_it():
+    # Rows 0 and 1 disagree about their distance; row 1 lists row 0 last.
+    indices, distances = [[1, 2, 3], [2, 3, 0], [1, 3, 0], [1, 2, 0]], [[2, 3, 4], [1, 1, 1.5], [1, 2, 3], [1, 2, 4]]
+    table = NeighborTable.from_precomputed(
+        sp.csr_array((np.ravel(distances).astype(float), np.ravel(indices), np.arange(0, 13, 3)), shape=(4, 4))
+    )
+    graphs = NeighborGraphs(table)
+    for k, weight in ((1, 2.0), (2, 2.0), (3, 1.5)):
+        graph = graphs.component(k)
+        assert graph.matrix().toarray()[0, 1] * graph.unit == weight

@@ -31,7 +31,7 @@ def all_paths(W):
 
 
 def published(distances, longest_edge, n_bins):
-    """Real dimension of the published recipe from all distances, as one long function."""
+    """Real and integer dimension of the recipe of 2016 from all distances, as one long function."""
     h, edges = np.histogram(distances, n_bins)
     dx = edges[1] - edges[0]
     x = edges[:-1] + dx / 2
@@ -49,6 +49,33 @@ def published(distances, longest_edge, n_bins):
             peak = mean
     low = max(peak - 2 * width - dx / 2, 0, longest_edge)
     keep = (x > low) & (x <= peak + dx / 4) & (h > 0)
+    y = np.log(h[keep]) - height
+    u = np.log(np.sin(np.pi * x[keep] / 2 / peak))
+    D = np.arange(1, 301)
+    rms = np.sqrt((((D[:, None] - 1) * u - y) ** 2).mean(axis=1))
+    return 1 + (u @ y) / (u @ u), int(D[np.argmin(rms)])
+
+
+def published_2019(distances, longest_edge, n_bins):
+    """Real and integer dimension of the recipe of 2019 from all distances; None where it gives up."""
+    h, edges = np.histogram(distances, n_bins)
+    dx = edges[1] - edges[0]
+    x = edges[:-1] + dx / 2
+    mean, std = distances.mean(), distances.std()
+    peak = x[h.argmax()]
+    if abs(peak - mean) > std or peak <= longest_edge + dx:
+        return None
+    keep = (x > peak - std) & (x < peak + std / 2)
+    first = np.polyfit(x[keep], np.log(h[keep]), 2)
+    peak1, width1 = -first[1] / first[0] / 2, np.sqrt(abs(1 / first[0] / 2))
+    keep = (x > peak1 - width1) & (x < peak1 + width1 / 2)
+    second = np.polyfit(x[keep], np.log(h[keep]), 2)
+    peak2, width2 = abs(second[1] / second[0] / 2), np.sqrt(abs(1 / second[0] / 2))
+    low = max(peak2 - 2 * width2 - dx / 2, longest_edge)
+    near = abs(peak2 - peak1) <= width1 / 4
+    peak, parabola = (peak2, second) if near else (peak1, first)
+    keep = (x > low) & (x <= peak + dx / 4) & (h > 0)
+    height = np.polyval(parabola, -parabola[1] / 2 / parabola[0])
     y = np.log(h[keep]) - height
     u = np.log(np.sin(np.pi * x[keep] / 2 / peak))
     D = np.arange(1, 301)
