@@ -29,7 +29,7 @@ def cloud():
     return draw
 
 
-@pytest.mark.parametrize(("d", "floor"), [(50, 3.5), (768, 2.0)])
+@pytest.mark.parametrize(("d", "floor"), [(50, 3.5), (768, 3.5)])
 def test_correlation_dimension(compare, full, cloud, d, floor):
     X = cloud(10_000 if full else 5000, d)
     ours = CorrelationDimension().fit(X).dimension_
