@@ -10,8 +10,14 @@ from isogeom._neighbors import NeighborTable
 from isogeom._validation import check_integer, check_real
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
-from isogeom.dimension._binomial import BEST_SHARE, LARGEST_RATIO, binomial_estimate, local_dimensions
-from isogeom.dimension._dependence import inflation, normal_interval
+from isogeom.dimension._binomial import (
+    BEST_SHARE,
+    LARGEST_RATIO,
+    binomial_estimate,
+    binomial_inflation,
+    local_dimensions,
+)
+from isogeom.dimension._dependence import normal_interval
 from isogeom.dimension._mle import log_sums
 
 # Fewer neighbours than this say nothing about a density.
@@ -142,10 +148,11 @@ class ABIDE(DimensionEstimator):
         for _ in range(int(self.n_iter)):
             sizes = neighborhood_sizes(table, d, float(self.significance))
             ratio = min(BEST_SHARE ** (1 / d), LARGEST_RATIO)
-            used, counts, trials = _counts(distances, sizes, ratio)
+            used, inner, trials = _inner(distances, sizes)
+            counts = np.sum(inner <= ratio, axis=1)
             d, nominal = binomial_estimate(counts, trials, ratio)
             path.append(d)
-        found = inflation(counts - trials * ratio**d, used, table, round(float(np.mean(sizes))))
+        found = binomial_inflation(inner, counts, trials, ratio, used, table)
         std = nominal * found.ratio**0.5
         statistic, pvalue = _binomial_test(counts, trials, ratio**d)
         attributes = {
@@ -199,12 +206,11 @@ def neighborhood_sizes(table: NeighborTable, d: float, significance: float) -> n
     return _xp.to_numpy(xp.concat(sizes, axis=0))
 
 
-def _counts(distances: np.ndarray, sizes: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows that have an outer radius, their counts inside, and out of how many."""
+def _inner(distances: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows that have an outer radius, distances over that radius, and how many are nearer."""
     outer = distances[np.arange(len(sizes)), sizes - 1]
     used = np.flatnonzero(outer > 0)
-    inside = distances[used] <= (ratio * outer[used])[:, np.newaxis]
-    return used, inside.sum(axis=1), sizes[used] - 1
+    return used, distances[used] / outer[used][:, np.newaxis], sizes[used] - 1
 
 
 def _binomial_test(counts: np.ndarray, trials: np.ndarray, share: float) -> tuple[float, float]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from isogeom import _xp
 from isogeom._neighbors import NeighborTable
 from isogeom.dimension._base import Estimate
-from isogeom.dimension._dependence import Inflation, inflation, normal_interval
+from isogeom.dimension._dependence import inflation, normal_interval, overlap_inflation
 
 # Relative spreads below this are rounding.
 _ROUNDING = 1e-10
@@ -35,7 +36,8 @@ def from_mean(
     dimension: float,
     slope: float,
     level: float,
-    centred: bool = False,
+    parts: np.ndarray | None = None,
+    patches: bool = False,
 ) -> Estimate:
     """Return the estimate `dimension`, a function of the mean of `values` with derivative `slope` there.
 
@@ -51,9 +53,10 @@ def from_mean(
         Value and derivative of the function at the mean.
     level : float
         Confidence level.
-    centred : bool, default=False
-        Whether to make up for the products of deviations from the mean of the values, not from their expectation: it
-        matters where rows are linked to a good part of all others.
+    parts : ndarray of shape (n_used, n_parts), optional
+        What each of the first neighbours adds to a value; see :func:`inflation`.
+    patches : bool, default=False
+        Whether values are symmetric functions of the first `rank` neighbours; see :func:`overlap_inflation`.
 
     Returns
     -------
@@ -65,10 +68,10 @@ def from_mean(
     if nominal <= _ROUNDING * dimension:
         # Equal values say nothing of the error.
         return Estimate(dimension, None, None, n, table.n_queries - n, {"dimension_std_nominal_": None})
-    found = inflation(values, used, table, rank)
-    if centred:
-        # Each product is too small by the variance of the mean, and freedom is that of all pairs over those linked.
-        found = Inflation(found.ratio * found.freedom / (found.freedom - 1), found.freedom)
+    if patches:
+        found = overlap_inflation(values, _xp.to_numpy(table.indices[:, :rank])[used], table.n_samples)
+    else:
+        found = inflation(values, used, table, rank, parts=parts)
     std = float(nominal * np.sqrt(found.ratio))
     interval = normal_interval(dimension, std, found, level)
     attributes = {"dimension_std_nominal_": float(nominal)}
@@ -76,11 +79,20 @@ def from_mean(
 
 
 def average(
-    inverses: np.ndarray, used: np.ndarray, table: NeighborTable, *, how: str, rank: int, level: float
+    inverses: np.ndarray,
+    used: np.ndarray,
+    table: NeighborTable,
+    *,
+    how: str,
+    rank: int,
+    level: float,
+    parts: np.ndarray | None = None,
 ) -> Estimate:
     """Return the mean of the dimensions of the rows ('mean'), or the inverse of the mean of their inverses."""
     if how == "inverse":
         dimension = float(1 / inverses.mean())
-        return from_mean(inverses, used, table, rank=rank, dimension=dimension, slope=dimension**2, level=level)
+        slope = dimension**2
+        return from_mean(inverses, used, table, rank=rank, dimension=dimension, slope=slope, level=level, parts=parts)
     values = 1 / inverses
-    return from_mean(values, used, table, rank=rank, dimension=float(values.mean()), slope=1.0, level=level)
+    dimension = float(values.mean())
+    return from_mean(values, used, table, rank=rank, dimension=dimension, slope=1.0, level=level, parts=parts)

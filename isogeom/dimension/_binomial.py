@@ -12,7 +12,7 @@ from isogeom._neighbors import NeighborTable
 from isogeom._validation import check_integer, check_real
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
-from isogeom.dimension._dependence import inflation, normal_interval
+from isogeom.dimension._dependence import Inflation, inflation, normal_interval
 
 # The share of points inside that makes the variance of the estimate smallest, and the largest ratio of radii used.
 BEST_SHARE, LARGEST_RATIO = 0.2032, 0.975
@@ -125,9 +125,6 @@ class BinomialDimension(DimensionEstimator):
     def _n_needed(self) -> int:
         return int(self.n_neighbors)
 
-    def _n_searched(self) -> int:
-        return 2 * int(self.n_neighbors)
-
     def _estimate(self, table: NeighborTable) -> Estimate:
         k = min(int(self.n_neighbors), table.n_neighbors)
         distances = _xp.to_numpy(table.distances[:, :k])
@@ -138,7 +135,7 @@ class BinomialDimension(DimensionEstimator):
         trials = np.full(len(used), k - 1)
         ratio, counts = settle_ratio(inner, trials, self.radius_ratio)
         value = binomial_estimate(counts, trials, ratio)
-        found = inflation(counts / trials, used, table, k)
+        found = binomial_inflation(inner, counts, trials, ratio, used, table)
         interval = normal_interval(value[0], value[1] * found.ratio**0.5, found, self.confidence_level)
         attributes = {"dimension_std_nominal_": value[1], "radius_ratio_": ratio}
         std = value[1] * found.ratio**0.5
@@ -180,6 +177,18 @@ def binomial_estimate(counts: np.ndarray, trials: np.ndarray, ratio: float) -> t
     share = min(max(inside, 0.5), total - 0.5) / total
     d = float(np.log(share) / np.log(ratio))
     return d, float(np.sqrt((1 / share - 1) / total) / abs(np.log(ratio)))
+
+
+def binomial_inflation(
+    inner: np.ndarray, counts: np.ndarray, trials: np.ndarray, ratio: float, used: np.ndarray, table: NeighborTable
+) -> Inflation:
+    """Return the inflation of the variance of the total count; `inner` as in :func:`settle_ratio`."""
+    share = float(counts.sum() / trials.sum())
+    parts = np.where(np.arange(inner.shape[1]) < trials[:, np.newaxis], (inner <= ratio) - share, 0.0)
+    # Where all or none are inside the nominal variance is not of this law, and nothing varies.
+    nominal = share * (1 - share) * float(trials.mean())
+    rank = inner.shape[1] + 1
+    return inflation(counts - trials * share, used, table, rank, parts=parts, nominal=nominal or None)
 
 
 def local_dimensions(distances: Array, ratio: float) -> Array:

@@ -1,8 +1,17 @@
 """Standard errors that know that neighbours are not independent.
 
 The log ratios of two rows that share neighbours are correlated, so the variance of their mean is larger than their
-variance over their number. Rows are linked where one is among the neighbours of the other; the variance of the mean is
-the sum of the products of deviations over linked pairs, which is the jackknife over overlapping blocks of neighbours.
+variance over their number.
+
+Where the value of a row is a sum of one part per neighbour, the variance of the sum is that of a sum over pairs of
+points, and the jackknife corrected to second order gives it: the squares of all that depends on a point, less the
+squares of all that depends on a pair of points, which the first sum has twice (Efron and Stein 1981). What is not such
+a sum is left to the products of deviations over linked rows.
+
+References
+----------
+B. Efron and C. Stein, "The jackknife estimate of variance", Annals of Statistics 9(3):586-596, 1981.
+:doi:`10.1214/aos/1176345462`
 """
 
 from __future__ import annotations
@@ -19,6 +28,8 @@ from isogeom._neighbors import NeighborTable
 # Ranges of the links, in units of the largest rank that a contribution uses. Correlation changes sign with distance, so
 # one range is too sensitive: products are averaged over three.
 _RANGES = (0.5, 1.0, 2.0)
+# Neighbourhoods whose overlaps are counted, and how many at a time.
+_MOST, _ROWS = 2000, 256
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,15 @@ class Inflation:
     freedom: float
 
 
-def inflation(values: np.ndarray, used: np.ndarray, table: NeighborTable, rank: int) -> Inflation:
+def inflation(
+    values: np.ndarray,
+    used: np.ndarray,
+    table: NeighborTable,
+    rank: int,
+    *,
+    parts: np.ndarray | None = None,
+    nominal: float | None = None,
+) -> Inflation:
     """Return the inflation of the variance of the mean of `values` by dependence.
 
     Parameters
@@ -47,9 +66,15 @@ def inflation(values: np.ndarray, used: np.ndarray, table: NeighborTable, rank: 
     used : ndarray of shape (n_used,)
         The rows of the table they belong to, increasing.
     table : NeighborTable
-        Who is whose neighbour. With fewer than ``2 * rank`` neighbours the correction tends to be too large.
+        Who is whose neighbour. With fewer than ``2 * rank`` neighbours the correction tends to be too large where there
+        are no `parts`, which need no more than `rank`.
     rank : int
         Largest rank of a neighbour that a contribution depends on.
+    parts : ndarray of shape (n_used, n_parts), optional
+        What each of the first neighbours adds to the value of the row, of mean 0, up to a common factor. The sum may
+        be an approximation of the value: the rest is treated as without parts.
+    nominal : float, optional
+        Variance of one value that the nominal standard error supposes; None for the variance of the values.
 
     Returns
     -------
@@ -60,11 +85,53 @@ def inflation(values: np.ndarray, used: np.ndarray, table: NeighborTable, rank: 
     own = float(np.sum(deviations**2))
     if n < 3 or own == 0:
         return Inflation(1.0, float(max(n - 1, 1)))
-    linked = _links(used, table, rank)
-    pairs = float(deviations @ (linked @ deviations))
-    # The sum has as many terms as the rows have links.
-    freedom = max(n / (1 + float(linked.sum()) / n), 2.0)
-    return Inflation(max(1.0, 1 + pairs / own), freedom)
+    if parts is None:
+        linked = _links(used, table, rank)
+        ratio = 1 + float(deviations @ (linked @ deviations)) / own
+        # The sum has as many terms as the rows have links.
+        freedom = n / (1 + float(linked.sum()) / n)
+    else:
+        ratio = 1 + _products(deviations, parts, used, table, rank) / own
+        # The products are noise with as many terms as links beside the squares, which are known well: the noise of
+        # their sum is 2 (1 + links) / n, and a chi-squared variable of f degrees has the relative variance 2 / f.
+        freedom = n / (1 + np.count_nonzero(parts) / n) * max(ratio, 1.0) ** 2
+    if nominal is not None:
+        ratio *= own / n / nominal
+    return Inflation(max(1.0, ratio), max(freedom, 2.0))
+
+
+def _products(deviations: np.ndarray, parts: np.ndarray, used: np.ndarray, table: NeighborTable, rank: int) -> float:
+    """Return the variance of the sum of all values, less that of independent values.
+
+    With g_i(p) the part of neighbour p in row i, the point p changes the sum of all values by its own value and by the
+    parts that it has in others, a pair of points by ``g_i(p) + g_p(i)``. In expectation the sum of squares of what sets
+    of one, two, ... points change holds the variance of order m as often as m points have such subsets.
+    """
+    n, width = table.n_samples, parts.shape[1]
+    rows = table.queries[used]
+    columns = _xp.to_numpy(table.indices[:, : min(max(width, rank), table.n_neighbors)])[used]
+    sums = parts.sum(axis=1)
+    square = float(sums @ sums)
+    factor = float(sums @ deviations) / square if square > 0 else 0.0
+    parts, sums = factor * parts, factor * sums
+    at = columns[:, :width].ravel()
+    # The parts of every point in the values of other rows.
+    outside = np.bincount(at, parts.ravel(), minlength=n)
+    members = sp.csr_array((parts.ravel(), (np.repeat(rows, width), at)), shape=(n, n))
+    mutual = float((members * members.T).sum())
+    # What points change, squared, less twice what pairs change, squared: the variance that single points carry, less
+    # three times that of triples. Where density and dimension are constant the first is 0 and the excess negative: a
+    # third of it is then the variance of triples, which has to be added.
+    excess = float(outside @ outside) - float(np.sum(parts**2)) + 2 * float(outside[rows] @ sums) - 2 * mutual
+    shared = mutual + (excess if excess > 0 else excess * 2 / 3)
+    return shared + _linked_sum(deviations, rows, columns, n) - _linked_sum(sums, rows, columns, n)
+
+
+def _linked_sum(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, n: int) -> float:
+    """Return the sum over rows of the value times the values of its neighbours."""
+    spread = np.zeros(n)
+    spread[rows] = values
+    return float(values @ spread[columns].sum(axis=1))
 
 
 def _links(used: np.ndarray, table: NeighborTable, rank: int) -> sp.csr_array:
@@ -79,6 +146,50 @@ def _links(used: np.ndarray, table: NeighborTable, rank: int) -> sp.csr_array:
     rows, data = np.repeat(np.arange(n), k), np.tile(weights, n)
     linked = sp.csr_array((data[alive], (rows[alive], neighbors[alive])), shape=(n, n))
     return linked.maximum(linked.T).tocsr()
+
+
+def overlap_inflation(values: np.ndarray, neighbors: np.ndarray, n: int) -> Inflation:
+    """Return the inflation of the variance of a mean over neighbourhoods that share rows.
+
+    Parameters
+    ----------
+    values : ndarray of shape (m,)
+        One value per neighbourhood, a symmetric function of its rows.
+    neighbors : ndarray of shape (m, k)
+        Positions of the rows of every neighbourhood.
+    n : int
+        Number of rows.
+
+    Notes
+    -----
+    Where directions are isotropic, the spectrum and the angles of a neighbourhood do not change in the mean with one of
+    its rows, only with pairs: covariances fall with the share of pairs in common, the square w of the share of rows.
+    Products of deviations are weighted by w, so that their sum is too small by a known factor, the sum of w over that
+    of its squares; and too small as the deviations are from the mean of the values, not from their expectation.
+    """
+    m, k = neighbors.shape
+    member = sp.csr_array((np.ones(m * k), neighbors.ravel(), np.arange(0, m * k + 1, k)), shape=(m, n))
+    columns = member.T.tocsr()
+    deviations = values - values.mean()
+    # Of many neighbourhoods, evenly spaced ones stand for all; they meet all.
+    some = np.unique(np.linspace(0, m - 1, min(m, _MOST)).astype(np.int64))
+    total, squares, products = 0.0, 0.0, 0.0
+    for start in range(0, len(some), _ROWS):
+        chosen = some[start : start + _ROWS]
+        shared = member[chosen] @ columns
+        shared.data = (shared.data / k) ** 2
+        total += float(shared.data.sum())
+        squares += float(shared.data @ shared.data)
+        products += float(deviations[chosen] @ (shared @ deviations))
+    # Sums of w, of its square, and of w times products, per neighbourhood.
+    total, squares, products = total / len(some), squares / len(some), products / len(some)
+    freedom = max(m / total - 1, 2.0)
+    own = float(deviations @ deviations) / m
+    # With overlaps as large as the whole the mean takes all of the covariance away: what is left says nothing.
+    left = 1 - total**2 / (m * squares)
+    if own == 0 or left <= 0:
+        return Inflation(1.0, freedom)
+    return Inflation(max(1.0, products / own * total / squares / left), freedom)
 
 
 def gamma_interval(total: float, shape: float, found: Inflation, level: float) -> tuple[float, float]:

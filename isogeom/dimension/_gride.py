@@ -13,6 +13,7 @@ from isogeom._validation import check_integer
 from isogeom._xp import Array
 from isogeom.dimension._base import Estimate, log_ratios
 from isogeom.dimension._dependence import gamma_interval, inflation
+from isogeom.dimension._parts import order_parts
 from isogeom.dimension._pooled import PooledEstimator, count_and_sum
 
 # Newton steps in the logarithm of the dimension; each at most a factor of e. A dozen reach rounding.
@@ -166,7 +167,7 @@ class Gride(PooledEstimator):
         return self._ranks()[1]
 
     def _n_searched(self) -> int:
-        return max(2 * self._ranks()[1], int(self.max_neighbors))
+        return max(self._ranks()[1], int(self.max_neighbors))
 
     def _check_length(self, table: NeighborTable, given: bool) -> None:
         # A ratio of other ranks would be another estimate: nothing is clipped.
@@ -228,7 +229,8 @@ def ratio_estimate(
         # The exact law is gamma with n as its shape, less 2 for the variance of the inverse.
         information = (n - 2) / d**2
     scores = 1 / d - (n2 - 1) * x + (n2 - n1 - 1) * x / -np.expm1(-y)
-    found = inflation(scores, used, table, n2)
+    parts = order_parts(_xp.to_numpy(table.distances[:, :n2])[used], n1, n2, d)
+    found = inflation(scores, used, table, n2, parts=parts, nominal=information / n)
     shape = information * d**2
     low, high = gamma_interval(shape / d, shape, found, level)
     nominal = information**-0.5

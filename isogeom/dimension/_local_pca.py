@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
 from isogeom._validation import check_choice, check_real, warn_user
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
-from isogeom.dimension._dependence import Inflation, normal_interval
+from isogeom.dimension._dependence import normal_interval, overlap_inflation
 from isogeom.dimension._participation import CORRECTIONS
 from isogeom.dimension._pca_products import patch_ratio, patch_spectra
 from isogeom.dimension._pca_rules import RULES, apply_rule
@@ -24,8 +23,6 @@ _MEDIAN_LOSS = float(np.sqrt(np.pi / 2))
 _SATURATED = 0.5
 # Relative spreads below this are rounding.
 _ROUNDING = 1e-10
-# Random signs that measure how much neighbourhoods overlap.
-_PROBES = 64
 _LOCAL_RULES = tuple(rule for rule in RULES if rule != "parallel")
 
 
@@ -89,6 +86,11 @@ class LocalPCADimension(DimensionEstimator):
     features, and of its covariance else; 'participation' needs none. A neighbourhood must have several times d rows and
     be small beside the radius of curvature: counts saturate at k - 1, and curvature adds dimensions. A warning tells if
     the estimate is above half of that.
+
+    The standard error is a rough one. Over 100 samples of 1000 rows it was, for 'participation' with 30 and 100 rows,
+    0.91 and 0.86 of the true one on a sphere of dimension 5, whose neighbourhoods are all alike; but 1.3 and 1.7 times
+    it for Gaussian rows of dimension 5, and 1.7 and 2.2 times it in a cube of dimension 3, where the differences
+    between its inside and its edges count as dependence. For counting rules that nearly always agree it was 1.8 times.
 
     With 100 rows and many features, each row costs an eigenvalue problem of 100 x 100, about 1 ms on one core. These
     are too small for the threads of the linear algebra: where cores are shared, ``OMP_NUM_THREADS=1`` can be faster.
@@ -163,7 +165,7 @@ class LocalPCADimension(DimensionEstimator):
             )
         values = values[used]
         neighbors = _xp.to_numpy(table.indices[:, :k])[used]
-        found = _overlap_inflation(values, neighbors, table.n_samples)
+        found = overlap_inflation(values, neighbors, table.n_samples)
         std = float(values.std(ddof=1) * np.sqrt(found.ratio / len(values)))
         dimension = float(values.mean())
         if self.statistic == "median":
@@ -192,25 +194,3 @@ class LocalPCADimension(DimensionEstimator):
             else:
                 parts.append(apply_rule(self.rule, patch_spectra(patch), threshold))
         return _xp.array_namespace(X).concat(parts, axis=0)
-
-
-def _overlap_inflation(values: np.ndarray, neighbors: np.ndarray, n: int) -> Inflation:
-    """Return the inflation of the variance of a mean over neighbourhoods that share rows.
-
-    Products of deviations are weighted by the share of rows that two neighbourhoods have in common. If a value is a
-    mean over the rows, covariances fall with the same share, so that their weighted sum is too small by a known factor,
-    the sum of the shares over that of their squares.
-    """
-    m, k = neighbors.shape
-    member = sp.csr_array((np.ones(m * k), neighbors.ravel(), np.arange(0, m * k + 1, k)), shape=(m, n))
-    deviations = values - values.mean()
-    own = float(deviations @ deviations)
-    shares = float(np.sum(member.sum(axis=0) ** 2)) / k
-    # The mean squared norm of a matrix times random signs is its squared Frobenius norm.
-    signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(m, _PROBES))
-    squares = float(np.sum((member @ (member.T @ signs)) ** 2)) / (_PROBES * k * k)
-    freedom = max(m * m / shares - 1, 2.0)
-    if own == 0:
-        return Inflation(1.0, freedom)
-    weighted = float(np.sum((member.T @ deviations) ** 2)) / k
-    return Inflation(max(1.0, weighted / own * shares / squares), freedom)

@@ -11,6 +11,7 @@ from isogeom._validation import check_choice, check_integer
 from isogeom._xp import Array
 from isogeom.dimension._average import average, usable
 from isogeom.dimension._base import DimensionEstimator, Estimate
+from isogeom.dimension._parts import order_parts
 from isogeom.dimension._ratio_law import inverse_mean, local_constant, mean_log_ratio
 
 
@@ -126,9 +127,6 @@ class MADA(DimensionEstimator):
     def _n_needed(self) -> int:
         return int(self.n_neighbors)
 
-    def _n_searched(self) -> int:
-        return 2 * int(self.n_neighbors)
-
     def _estimate(self, table: NeighborTable) -> Estimate:
         k = min(int(self.n_neighbors), table.n_neighbors)
         logs, used = usable(_xp.to_numpy(half_logs(table.first(k).distances)), k)
@@ -137,7 +135,10 @@ class MADA(DimensionEstimator):
         if self.unbiased:
             # A clipped k of 2 has no inverse mean; the mean of inverses is then infinite for any numerator.
             constant = inverse_mean(half, k) if self.average == "mean" and k > 2 else mean_log_ratio(half, k)
-        return average(logs / constant, used, table, how=self.average, rank=k, level=self.confidence_level)
+        dimension = mean_log_ratio(half, k) / float(logs.mean())
+        parts = order_parts(_xp.to_numpy(table.distances[:, :k])[used], half, k, dimension)
+        level = self.confidence_level
+        return average(logs / constant, used, table, how=self.average, rank=k, level=level, parts=parts)
 
     def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:  # noqa: ARG002
         k = int(distances.shape[1])

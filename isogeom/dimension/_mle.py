@@ -12,6 +12,7 @@ from isogeom._validation import check_choice, check_integer
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
 from isogeom.dimension._dependence import gamma_interval, inflation
+from isogeom.dimension._parts import log_parts
 
 
 class MLE(DimensionEstimator):
@@ -142,16 +143,15 @@ class MLE(DimensionEstimator):
     def _n_needed(self) -> int:
         return int(self.n_neighbors)
 
-    def _n_searched(self) -> int:
-        return 2 * int(self.n_neighbors)
-
     def _estimate(self, table: NeighborTable) -> Estimate:
         k = min(int(self.n_neighbors), table.n_neighbors)
         sums, used = _used(_xp.to_numpy(log_sums(table.first(k).distances)))
         n = len(sums)
         if n < 3:
             raise ValueError(f"Only {n} row(s) have {k} neighbours at different positive distances: 3 are needed.")
-        found = inflation(sums, used, table, k)
+        parts = log_parts(_xp.to_numpy(table.distances[:, :k])[used])
+        # The nominal variance of a sum is that of a gamma variable of shape k - 1.
+        found = inflation(sums, used, table, k, parts=parts, nominal=float(sums.mean()) ** 2 / (k - 1))
         total = float(sums.sum())
         dimension = (n * (k - 1) - int(self.unbiased)) / total
         low, high = gamma_interval(total, n * (k - 1), found, self.confidence_level)

@@ -10,6 +10,7 @@ from isogeom._validation import check_choice, check_integer
 from isogeom._xp import Array
 from isogeom.dimension._average import from_mean, usable
 from isogeom.dimension._base import DimensionEstimator, Estimate
+from isogeom.dimension._parts import ratio_parts
 
 
 class MOM(DimensionEstimator):
@@ -70,6 +71,9 @@ class MOM(DimensionEstimator):
     variables of mean ``d / (d + 1)``. With m the mean ratio, ``d = m / (1 - m)``. `transform` gives it for one row
     with k = `n_neighbors_local`: the relative noise is about ``(d + 1) / sqrt(k d (d + 2))``.
 
+    With neighbourhoods that hold a tenth of all rows the standard error tends to be too small: with k = 100, over 100
+    samples of 1000 rows, 0.83 of the true one for Gaussian rows of dimension 5, 0.9 on a sphere, 1.06 in a cube.
+
     A row far from all others has nearly equal distances to them, so its local value is huge: about its distance over
     the width of the cloud. Clip such values, or take their logarithm, before a model that is sensitive to scale.
 
@@ -124,9 +128,6 @@ class MOM(DimensionEstimator):
     def _n_needed(self) -> int:
         return int(self.n_neighbors)
 
-    def _n_searched(self) -> int:
-        return 2 * int(self.n_neighbors)
-
     def _estimate(self, table: NeighborTable) -> Estimate:
         k = min(int(self.n_neighbors), table.n_neighbors)
         moments, used = usable(_xp.to_numpy(mean_ratios(table.first(k).distances, self.unbiased)), k)
@@ -136,8 +137,8 @@ class MOM(DimensionEstimator):
         else:
             values = moments / (1 - moments)
             dimension, slope = float(values.mean()), 1.0
-        level = self.confidence_level
-        return from_mean(values, used, table, rank=k, dimension=dimension, slope=slope, level=level)
+        level, parts = self.confidence_level, ratio_parts(_xp.to_numpy(table.distances[:, :k])[used])
+        return from_mean(values, used, table, rank=k, dimension=dimension, slope=slope, level=level, parts=parts)
 
     def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:  # noqa: ARG002
         moments = mean_ratios(distances, self.unbiased)

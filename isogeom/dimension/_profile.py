@@ -15,8 +15,8 @@ from isogeom._results import Result, _require
 from isogeom._validation import check_choice, check_integer, check_rows
 from isogeom._xp import Array
 from isogeom.dimension._base import check_level, log_ratios
-from isogeom.dimension._binomial import binomial_estimate, settle_ratio
-from isogeom.dimension._dependence import Inflation, inflation, normal_interval
+from isogeom.dimension._binomial import binomial_estimate, binomial_inflation, settle_ratio
+from isogeom.dimension._dependence import Inflation, normal_interval
 from isogeom.dimension._gride import gride_scales, ratio_estimate
 
 # Subsets with fewer rows than this say little, and their mean is biased.
@@ -250,9 +250,10 @@ def _binomial_rows(table: NeighborTable, largest: int, level: float) -> list[dic
             k *= 2
             continue
         trials = np.full(len(used), k - 1)
-        ratio, counts = settle_ratio(distances[used, : k - 1] / distances[used, k - 1 : k], trials, None)
+        inner = distances[used, : k - 1] / distances[used, k - 1 : k]
+        ratio, counts = settle_ratio(inner, trials, None)
         d, nominal = binomial_estimate(counts, trials, ratio)
-        found = inflation(counts / trials, used, table, k)
+        found = binomial_inflation(inner, counts, trials, ratio, used, table)
         std = nominal * found.ratio**0.5
         lower, upper = normal_interval(d, std, found, level)
         rows.append(_row("binomial", k, float(np.mean(distances[used, k - 1])), d, std, lower, upper, len(used)))

@@ -12,6 +12,7 @@ from isogeom._validation import check_choice, check_integer
 from isogeom._xp import Array
 from isogeom.dimension._average import average, usable
 from isogeom.dimension._base import DimensionEstimator, Estimate
+from isogeom.dimension._parts import log_parts
 from isogeom.dimension._patches import check_coordinates, check_queries, offset_patches
 
 # Distances below this share of the radius count as coincidence: a hundred times the rounding error of a distance that
@@ -135,16 +136,15 @@ class TLE(DimensionEstimator):
     def _n_needed(self) -> int:
         return int(self.n_neighbors)
 
-    def _n_searched(self) -> int:
-        return 2 * int(self.n_neighbors)
-
     def _estimate(self, table: NeighborTable) -> Estimate:
         check_coordinates(table, type(self).__name__)
         k = min(int(self.n_neighbors), table.n_neighbors)
         near = table.first(k)
         inverses = tight_inverses(table.X, table.queries, near.distances, near.indices)
         values, used = usable(_xp.to_numpy(inverses), k)
-        return average(values, used, table, how=self.average, rank=k, level=self.confidence_level)
+        # The value goes with the mean log ratio, which the neighbours add up to.
+        parts = log_parts(_xp.to_numpy(near.distances)[used])
+        return average(values, used, table, how=self.average, rank=k, level=self.confidence_level, parts=parts)
 
     def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:
         centers = check_queries(queries, type(self).__name__)

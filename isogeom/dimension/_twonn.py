@@ -151,7 +151,7 @@ class TwoNN(PooledEstimator):
         return 2
 
     def _n_searched(self) -> int:
-        return 4
+        return 2
 
     def _estimate(self, table: NeighborTable) -> Estimate:
         device_logs, used = log_ratios(table.distances, 1, 2)
@@ -166,14 +166,18 @@ class TwoNN(PooledEstimator):
         if self.method == "linear":
             dimension, slope = _line(ordered, m)
             # A ratio moves the line through its clipped square, to first order.
-            found = inflation(clipped**2, used, table, 2)
+            squares = clipped**2
+            found = inflation(squares, used, table, 2, parts=(squares - squares.mean())[:, np.newaxis])
             # No estimate from n ratios is better than the likeliest: tied ratios would give 0.
             nominal = max(slope * float(np.std(clipped**2)), dimension) / np.sqrt(n)
             interval = normal_interval(dimension, nominal * np.sqrt(found.ratio), found, self.confidence_level)
         else:
-            found = inflation(clipped, used, table, 2)
             total = float(ordered[:m].sum() + (n - m) * ordered[m - 1])
             dimension = (m - 1) / total
+            # A ratio beyond the cut moves the cut too, by the mean excess of an exponential variable.
+            values = clipped + (logs > ordered[m - 1]) / dimension
+            parts = (values - values.mean())[:, np.newaxis]
+            found = inflation(values, used, table, 2, parts=parts, nominal=total**2 / m / n)
             nominal = dimension / np.sqrt(max(m - 2, 1))
             interval = gamma_interval(total, m, found, self.confidence_level)
         attributes = {"dimension_std_nominal_": float(nominal), **self._keep(device_logs, used, table)}

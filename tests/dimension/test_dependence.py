@@ -5,8 +5,9 @@ import pytest
 from oracles import dimension as oracle
 from scipy import stats
 
-from isogeom.dimension import MLE, Gride, NeighborTable, TwoNN
-from isogeom.dimension._dependence import Inflation, gamma_interval, inflation, normal_interval
+from isogeom.dimension import ESS, MLE, Gride, LocalPCADimension, NeighborTable, TwoNN
+from isogeom.dimension._dependence import Inflation, gamma_interval, inflation, normal_interval, overlap_inflation
+from isogeom.dimension._parts import log_parts, order_parts
 
 
 def ring_table(n, k):
@@ -63,3 +64,80 @@ def test_intervals_cover_on_the_flat_torus(model, d):
         stds.append(model.dimension_std_)
     assert hits >= 70
     assert np.mean(stds) == pytest.approx(np.std(values), rel=0.25)
+
+
+def test_parts_that_add_up_to_ratios_of_two_ranks():
+    """The first-order part of a ratio has the mean 0, and moves with it: by simulation of uniform shares."""
+    rng = np.random.default_rng(0)
+    for near, far, d in [(1, 4, 2.0), (2, 3, 5.0), (4, 8, 3.0), (16, 32, 5.0)]:
+        distances = oracle.poisson_distances(40_000, far, d, rng)
+        logs = np.log(distances[:, far - 1] / distances[:, near - 1]) * d
+        parts = order_parts(distances, near, far, d)
+        sums = parts.sum(axis=1)
+        # Means of 40000: six standard errors. The projection has the covariance of its own variance.
+        assert abs(sums.mean()) < 6 * sums.std() / 200
+        deviations = logs - logs.mean()
+        assert np.mean(sums * deviations) == pytest.approx(np.mean(sums**2), rel=0.06)
+        assert np.mean(sums**2) <= 1.03 * np.mean(deviations**2)
+
+
+def test_the_ratio_of_the_first_two_is_its_own_part():
+    distances = oracle.poisson_distances(100, 2, 3.0, np.random.default_rng(0))
+    logs = 3 * np.log(distances[:, 1] / distances[:, 0])
+    np.testing.assert_allclose(order_parts(distances, 1, 2, 3.0)[:, 0], logs - 1, rtol=1e-10)
+    np.testing.assert_allclose(log_parts(distances)[:, 0], (logs - logs.mean()) / 3, rtol=1e-10, atol=1e-14)
+
+
+def test_the_variance_from_parts_is_that_of_pairs_and_points():
+    """Against sums over all points and pairs, written out."""
+    rng = np.random.default_rng(1)
+    n, k = 60, 5
+    distances, indices = oracle.torus_neighbors(n, 2, 1, k)
+    parts = rng.standard_normal((n, k - 1))
+    values = parts.sum(axis=1)
+    parts -= values.mean() / (k - 1)
+    g = np.zeros((n, n))
+    for i in range(n):
+        g[i, indices[i, : k - 1]] = parts[i]
+    points = sum((g[p].sum() + g[:, p].sum()) ** 2 for p in range(n))
+    pairs = sum((g[p, q] + g[q, p]) ** 2 for p in range(n) for q in range(p))
+    # Parts of one row are no longer independent here, so rows enter by their own squares.
+    squares = sum(g[p].sum() ** 2 for p in range(n))
+    mutual = pairs - np.sum(g**2)
+    excess = points - squares - np.sum(g**2) - 2 * mutual
+    expected = squares + mutual + (excess if excess > 0 else excess * 2 / 3)
+    table = NeighborTable.from_arrays(distances, indices)
+    found = inflation(values, np.arange(n), table, k, parts=parts)
+    assert found.ratio == pytest.approx(max(1.0, expected / squares), rel=1e-9)
+
+
+def test_uneven_dimension_is_not_taken_for_dependence():
+    """Rows near edges have other means: products of their deviations counted that as dependence, several times."""
+    fits = [MLE(20).fit(np.random.default_rng(seed).random((600, 3))) for seed in range(60)]
+    spread = np.std([fit.dimension_ for fit in fits], ddof=1)
+    # The spread of 60 fits is known to a tenth; products of deviations give 1.2 to 1.5 times it.
+    assert np.mean([fit.dimension_std_ for fit in fits]) == pytest.approx(spread, rel=0.25)
+
+
+def test_overlaps_are_counted_as_written():
+    rng = np.random.default_rng(0)
+    m, k = 50, 6
+    neighbors = np.array([rng.choice(m, k, replace=False) for _ in range(m)])
+    values = rng.standard_normal(m) + np.bincount(neighbors[:, 0], minlength=m)[:m]
+    w = np.array([[(len(set(a) & set(b)) / k) ** 2 for b in neighbors] for a in neighbors])
+    deviations = values - values.mean()
+    total, squares = w.sum() / m, np.sum(w**2) / m
+    expected = deviations @ w @ deviations / np.sum(deviations**2) * total / squares / (1 - total**2 / (m * squares))
+    found = overlap_inflation(values, neighbors, m)
+    assert found.ratio == pytest.approx(max(1.0, expected), rel=1e-9)
+    assert found.freedom == pytest.approx(m / total - 1)
+
+
+@pytest.mark.parametrize("model", [ESS(30), LocalPCADimension("participation", n_neighbors_local=30)])
+def test_patches_on_a_sphere(model):
+    fits = [
+        model.fit(oracle.hyper_sphere(800, 3, seed)) and (model.dimension_, model.dimension_std_) for seed in range(50)
+    ]
+    values, errors = np.array(fits).T
+    # 50 samples tell the spread to a tenth.
+    assert errors.mean() == pytest.approx(values.std(ddof=1), rel=0.3)

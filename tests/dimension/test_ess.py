@@ -121,7 +121,7 @@ def test_rows_and_a_longer_table_give_the_same_standard_error():
 
 
 def test_standard_error_of_small_patches():
-    models = [ESS(20).fit(np.random.default_rng(seed).random((300, 3))) for seed in range(40)]
+    models = [ESS(20).fit(np.random.default_rng(seed).random((1000, 3))) for seed in range(40)]
     true = np.std([model.dimension_ for model in models], ddof=1)
     # 40 samples tell the true one to 11 %.
     assert np.mean([model.dimension_std_ for model in models]) == pytest.approx(true, rel=0.35)

@@ -148,7 +148,7 @@ def test_layers_tell_the_size_of_their_tables():
     np.testing.assert_array_equal(result.n_neighbors, [299, 299])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        np.testing.assert_array_equal(layer_dimensions({"a": X[:30]}).n_neighbors, [29, 29])
+        np.testing.assert_array_equal(layer_dimensions({"a": X[:30]}).n_neighbors, [20, 20])
 
 
 def test_layers_refuse_in_terms_of_the_caller():

@@ -9,7 +9,7 @@ from oracles import dimension as oracle
 from sklearn.neighbors import kneighbors_graph
 
 from isogeom import _xp
-from isogeom.dimension import MLE, MOM, BinomialDimension, Gride, MiND, NeighborTable, TwoNN
+from isogeom.dimension import MLE, BinomialDimension, Gride, MiND, NeighborTable, TwoNN
 
 pd = pytest.importorskip("pandas")
 
@@ -48,8 +48,8 @@ class TestLength:
         rows = np.concatenate((X[:150], X[:100]))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert MOM(100).fit(rows).table_.n_neighbors == 149
-            assert TwoNN().fit(np.concatenate((X[:4], X[:4]))).table_.n_neighbors == 3
+            assert MiND(100).fit(rows).table_.n_neighbors == 149
+            assert MiND(1).fit(np.concatenate((X[:4], X[:4]))).table_.n_neighbors == 3
 
     @pytest.mark.parametrize("kind", ["rows", "duplicates", "table", "matrix", "graph"])
     def test_too_few_rows_clip_with_a_warning(self, kind):
