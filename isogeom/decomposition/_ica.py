@@ -121,7 +121,9 @@ class ICA(IterativeMixin, Decomposition):
 
     Whitening comes from moments with the mean taken off first. float32 rows are multiplied in float32 where the last
     variance kept is at least 0.001 of the largest, and their whitened coordinates are then whitened once more;
-    otherwise products run in float64. Rows with a mean of 1000 and data in tiny units are safe. Variances have divisor
+    otherwise products run in float64. Where all variance left out, together, is below the last variance kept, passes
+    with a few directions replace the product over all features; their angle to the leading directions is proved to be
+    at most 1e-4. Rows with a mean of 1000 and data in tiny units are safe. Variances have divisor
     ``n_samples``.
 
     A source is called Gaussian if :math:`|E[G(s_i)] - E[G(\nu)]| \le \tau (1.794 \sqrt{k - 1} + \sqrt{2 \ln 200}) /

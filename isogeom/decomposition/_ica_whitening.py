@@ -9,17 +9,22 @@ from isogeom import _xp
 from isogeom._linalg import eigh_descending, eigh_top
 from isogeom._moments import Moments
 from isogeom._xp import Array, Namespace
+from isogeom.decomposition._semi_directions import guess_directions, thin_directions
+from isogeom.decomposition._semi_rows import Rows
 
 # Products of float32 rows leave errors of about 1e-7 of the largest variance in the covariance: a kept direction with
 # a thousandth of it is then known to 1e-4, and the second step makes the kept coordinates white to rounding.
 SAFE_RATIO = 1e-3
+# Largest sine of the angle between directions from thin products and the leading ones: what full products of float32
+# rows allow at that ratio.
+_LARGEST_SINE = 1e-4
 # Larger than in other streamed products: a (d, d) product is converted to float64 once per block.
 _PRODUCT_ROWS = 2 * _xp.BLOCK_ROWS
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """All principal variances of the rows, largest first, and at least the directions wanted."""
+    """Principal variances of the rows, largest first: at least those wanted, and the directions wanted."""
 
     mean: Array
     variances: Array
@@ -27,19 +32,25 @@ class Spectrum:
     # Number of variances above rounding, or min(n - 1, d) or `wanted` where float32 products were enough to see that.
     rank: int
     exact: bool
+    # Centred rows on the directions, where they were found on the way.
+    scores: Array | None = None
 
 
 def principal_spectrum(X: Array, wanted: int | None) -> Spectrum:
     """Return the spectrum of the covariance, accurate for its `wanted` largest variances (None: for all).
 
-    float32 rows are multiplied in float32 first. The result stands if the smallest variance wanted is at least
-    ``SAFE_RATIO`` of the largest; otherwise the products are repeated in float64.
+    float32 rows are multiplied in float32 first, by a few directions where these hold nearly all of the variance. The
+    result stands if the smallest variance wanted is at least ``SAFE_RATIO`` of the largest; otherwise the products are
+    repeated in float64.
     """
     xp = _xp.array_namespace(X)
     acc = _xp.accumulator_dtype(xp, _xp.device(X))
     most = min(X.shape[0] - 1, X.shape[1])
     wanted = most if wanted is None else wanted
     if X.dtype != acc and wanted <= most:
+        thin = _thin_spectrum(X, wanted)
+        if thin is not None:
+            return thin
         moments = Moments().update(X, block_rows=_PRODUCT_ROWS)
         variances, directions = eigh_top(moments.covariance(ddof=0), wanted)
         if float(variances[wanted - 1]) > SAFE_RATIO * float(variances[0]):
@@ -47,6 +58,28 @@ def principal_spectrum(X: Array, wanted: int | None) -> Spectrum:
     moments = _exact_moments(X)
     variances, directions = eigh_top(moments.covariance(ddof=0), wanted)
     return Spectrum(moments.mean, variances, directions, _numerical_rank(xp, variances, moments, X.dtype), exact=True)
+
+
+def _thin_spectrum(X: Array, wanted: int) -> Spectrum | None:
+    """Return the wanted part of the spectrum from thin products; None unless they are known to give it."""
+    xp, (n, d) = _xp.array_namespace(X), X.shape
+    plain = Rows.of_array(X)
+    basis = guess_directions(plain, wanted, centred=True)
+    if basis is None:
+        return None
+    total = xp.zeros((d,), dtype=plain.dtype, device=plain.device)
+    first = X[:1, :]
+    for block in plain.raw():
+        # Sums of differences to one row: a large mean costs no digits.
+        total = total + xp.astype(xp.sum(block - first, axis=0), plain.dtype)
+    mean = xp.astype(first[0, :], plain.dtype) + total / n
+    shift = xp.astype(mean, X.dtype)
+    centred = Rows(lambda: (block - shift for block in plain.raw()), X, chunk=plain.chunk)
+    centred._shape = (n, d)
+    thin = thin_directions(centred, wanted, largest_sine=_LARGEST_SINE, basis=basis)
+    if thin is None or not float(thin.values[wanted - 1]) > SAFE_RATIO * float(thin.values[0]):
+        return None
+    return Spectrum(mean, thin.values / n, thin.axes, wanted, exact=False, scores=thin.scores)
 
 
 def _exact_moments(X: Array) -> Moments:
@@ -76,7 +109,10 @@ def whiten(X: Array, spectrum: Spectrum, k: int) -> tuple[Array, Array, Array]:
     forward, back = directions / deviations, directions * deviations
     if spectrum.exact:
         return _scores(X, spectrum.mean, forward, spectrum.mean.dtype), forward, back
-    Y = _scores(X, spectrum.mean, forward, X.dtype)
+    if spectrum.scores is None:
+        Y = _scores(X, spectrum.mean, forward, X.dtype)
+    else:
+        Y = xp.astype(spectrum.scores / xp.matrix_transpose(deviations), X.dtype)
     # Second step: the kept coordinates are white up to 1e-7 / SAFE_RATIO; their own covariance makes them so.
     moments = _exact_moments(Y)
     variances, rotation = eigh_descending(moments.covariance(ddof=0))

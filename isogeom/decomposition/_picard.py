@@ -31,6 +31,8 @@ _REFRESH = 10
 # Sources with a pair below this curvature form a flat block; if it holds at most this share of all sources, it is
 # turned by itself. Sources that stand out settle in a few iterations and need no part in the many that follow.
 _BLOCK_CURVATURE, _BLOCK_SHARE = 0.03, 0.75
+# A block is entered again only if the gradient has come down to this share since the time before.
+_BLOCK_GAIN = 0.5
 # A block is left once its gradient is this share of the gradient outside.
 _BLOCK_DEPTH = 0.03
 _MEMORY = 10
@@ -53,6 +55,16 @@ class Point:
     slopes: Array
     psi: Array
     cross: Array | None
+
+    def part(self, chosen: Array) -> Point:
+        """Return the averages of some sources, given as columns of the identity, at the rotation that leaves them."""
+        xp = _xp.array_namespace(chosen)
+        transposed = xp.matrix_transpose(chosen)
+        psi, cross = (
+            None if a is None else xp.matmul(xp.matmul(transposed, a), chosen) for a in (self.psi, self.cross)
+        )
+        eye = xp.eye(chosen.shape[1], dtype=chosen.dtype, device=_xp.device(chosen))
+        return Point(eye, xp.matmul(self.values, chosen), xp.matmul(self.slopes, chosen), psi, cross)
 
     def curvature(self) -> Array:
         """Return E[g'(s_i)] - E[g(s_i) s_i]: 0 for a Gaussian source, its sign tells super- from sub-Gaussian."""
@@ -106,15 +118,19 @@ def evaluate(Y: Array, W: Array, contrast: Contrast, *, values: bool = True, pai
     """Return the averages at the rotation `W`, in one pass over the whitened rows `Y`.
 
     Products run in the dtype of `Y`, sums over blocks in the dtype of `W`. The mean contrasts stay zero without
-    `values`, and `cross` None without `pairs`.
+    `values`, and `cross` None without `pairs`. Columns of `Y` beyond those of `W` count for nothing.
     """
     xp = _xp.array_namespace(Y, W)
-    n, k = Y.shape
+    (n, k), used = Y.shape, W.shape[0]
     # A multiple of eight: see the sum of logarithms in `_ica_contrasts`.
     size = min(max(_BLOCK_ENTRIES // k // 8 * 8, 64), _BLOCK_ROWS, n)
-    columns = xp.astype(xp.matrix_transpose(W), Y.dtype)
     ones = xp.ones_like(Y[:size, 0])
-    product, cross, slopes, means = (xp.zeros_like(a) for a in (W, W, W[:, 0], W[:, 0]))
+    full = W
+    if used < k:
+        full = xp.zeros((k, k), dtype=W.dtype, device=_xp.device(W))
+        full[:used, :used] = W
+    columns = xp.astype(xp.matrix_transpose(full), Y.dtype)
+    product, cross, slopes, means = (xp.zeros_like(a) for a in (full, full, full[:, 0], full[:, 0]))
     # Operators rather than functions of the namespace: on blocks of this size, a wrapper's own time shows.
     for block in _xp.row_blocks(Y, size):
         u = block @ columns
@@ -127,8 +143,8 @@ def evaluate(Y: Array, W: Array, contrast: Contrast, *, values: bool = True, pai
             means = means + contrast.total(xp, u, g, count)
         if pairs:
             cross = cross + slope.T @ (u * u)
-    psi = xp.matmul(product / n, xp.matrix_transpose(W))
-    return Point(W, means / n, slopes / n, psi, cross / n if pairs else None)
+    psi = xp.matmul(product[:used, :used] / n, xp.matrix_transpose(W))
+    return Point(W, means[:used] / n, slopes[:used] / n, psi, cross[:used, :used] / n if pairs else None)
 
 
 def polar(T: Array) -> Array:
@@ -217,11 +233,16 @@ def minimise(
                     return True
         return False
 
-    blocks = True
+    blocks, entry = True, math.inf
     while not follow(run, tol, 0.0, 0.0, leave=blocks):
         block = run.flat_block() if blocks else None
         if block is None or run.norm <= tol or run.idle >= _PATIENCE:
             break
+        # Where turning the others undoes what turning the block has gained, only turning all together gets on.
+        if run.norm > _BLOCK_GAIN * entry:
+            blocks = False
+            continue
+        entry = run.norm
         part, outside = run.part(block)
         rest, before = run.objective() - part.objective(), done
         ended = follow(part, max(tol / 2, _BLOCK_DEPTH * outside), rest, outside, leave=False)
@@ -236,18 +257,16 @@ def minimise(
 class Descent:
     """A run of L-BFGS from one rotation of the rows `Y`, iteration by iteration."""
 
-    def __init__(
-        self, Y: Array, W: Array, contrast: Contrast, signs: Array | None = None, flips: Array | None = None
-    ) -> None:
-        xp = _xp.array_namespace(Y, W)
+    def __init__(self, Y: Array, start: Array | Point, contrast: Contrast) -> None:
+        xp = _xp.array_namespace(Y)
         self._Y, self._contrast = Y, contrast
         self._noise = 10 * float(xp.finfo(Y.dtype).eps)
         self._gaussian = gaussian_reference(contrast.name)[0]
         self._memory = Memory(_MEMORY)
         self._kept: tuple[list[int], Memory] | None = None
-        point = evaluate(Y, W, contrast)
-        self._signs = point.signs() if signs is None else signs
-        self._flips = xp.zeros_like(self._signs) if flips is None else flips
+        point = start if isinstance(start, Point) else evaluate(Y, start, contrast)
+        self._signs = point.signs()
+        self._flips = xp.zeros_like(self._signs)
         self._restart(point)
 
     def _restart(self, point: Point) -> None:
@@ -304,7 +323,7 @@ class Descent:
     def flat_block(self) -> list[int] | None:
         """Return the sources with little curvature, where the largest entry of the gradient is among them."""
         xp = _xp.array_namespace(self._Y)
-        k = self._Y.shape[1]
+        k = self._point.W.shape[0]
         curvatures, gradient = (_xp.to_numpy(a) for a in (self._curved.curvatures(self._signs), xp.abs(self._gradient)))
         np.fill_diagonal(curvatures, np.inf)
         flat = np.flatnonzero(curvatures.min(axis=1) < _BLOCK_CURVATURE)
@@ -320,11 +339,15 @@ class Descent:
         rows = self._columns(block)
         inside = xp.matmul(rows, xp.matrix_transpose(rows))
         outside = _largest(self._gradient - xp.matmul(xp.matmul(inside, self._gradient), inside))
-        W = xp.matmul(xp.matrix_transpose(rows), self._point.W)
-        S = xp.matmul(self._Y, xp.astype(xp.matrix_transpose(W), self._Y.dtype))
-        eye = xp.eye(len(block), dtype=W.dtype, device=_xp.device(W))
-        signs, flips = (xp.matmul(a, rows) for a in (self._signs, self._flips))
-        part = Descent(S, eye, self._contrast, signs, flips)
+        # One column less than a multiple of four costs more than the multiple: products have a remainder of three.
+        filled = rows if len(block) % 4 < 3 else xp.concat([rows, xp.zeros_like(rows[:, :1])], axis=1)
+        chosen = xp.matmul(xp.matrix_transpose(self._point.W), filled)
+        S = xp.matmul(self._Y, xp.astype(chosen, self._Y.dtype))
+        # All that a pass over these rows would tell is known.
+        part = Descent(S, self._point.part(rows), self._contrast)
+        part._signs, part._flips = (xp.matmul(a, rows) for a in (self._signs, self._flips))
+        part._restart(part._point)
+        part._curved, part._age = self._curved.part(rows), self._age
         # Coming back to a block, its curvature is known already.
         if self._kept is not None and self._kept[0] == block:
             part._memory = self._kept[1]

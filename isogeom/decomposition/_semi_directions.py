@@ -19,6 +19,8 @@ _SAMPLE, _SAMPLE_PASSES, _EXTRA, _PASSES = 1024, 3, 4, 3
 _SIZE, _THIN = 2**20, 6
 # The spectrum must drop to this share behind the last direction: each pass divides the error by about its inverse.
 _DROP = 0.1
+# Share of what the last direction holds that may be left over where angles are to be bounded.
+_MOST_LEFT = 0.5
 # Share of the squared norm that must be left over: float32 products know it to about 1e-9 of the whole.
 _LEAST_TAIL = 1e-3
 # Largest entry of float64 rows from which, and from its inverse, a fit takes other units.
@@ -99,20 +101,22 @@ class Thin:
     norms: float
 
 
-def thin_directions(rows: Rows, count: int) -> Thin | None:
+def thin_directions(
+    rows: Rows, count: int, *, largest_sine: float | None = None, basis: Array | None = None
+) -> Thin | None:
     """Return the leading directions of the rows and what was found on the way.
 
-    A block of directions from a sample of the rows is multiplied by the Gram matrix of all rows, without forming it. At
-    every pass the residual of the directions bounds how much of the squared norm they miss; None if that does not
-    become negligible soon, or products in the dtype of the rows are not accurate enough.
+    A block of directions (`basis`, by default from :func:`guess_directions`) is multiplied by the Gram matrix of all
+    rows, without forming it. At every pass the residual of the directions bounds how much of the squared norm they
+    miss; None if that does not become negligible soon, or products in the dtype of the rows are not accurate enough.
+
+    With `largest_sine`, the sine of the largest angle to the leading directions is bounded instead, and that none was
+    overlooked is proved: all the rest of the squared norm must be smaller than what the last direction holds.
     """
-    xp, (n, d) = rows.xp, rows.shape
-    # A multiple of 8: the inner loops of products have no remainder.
-    width = -(-(count + _EXTRA) // 8) * 8
+    xp, n = rows.xp, rows.shape[0]
     first = next(iter(rows.raw()))
-    if not is_single(rows, first) or n * d < _SIZE or width * _THIN > d or n <= _SAMPLE:
-        return None
-    basis, sizes, settled = _guess(rows, n, width, count), None, False
+    basis = guess_directions(rows, count) if basis is None else basis
+    sizes, settled = None, False
     for _ in range(_PASSES if basis is not None else 0):
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             sizes, scores, cross, gram = _thin_products(rows, basis, sizes, only_scores=settled)
@@ -123,22 +127,23 @@ def thin_directions(rows: Rows, count: int) -> Thin | None:
         values, turn = _ritz(xp, gram, wide)
         axes = xp.matmul(turn, xp.matrix_transpose(wide))[:count, :]
         tail = squares - float(xp.sum(values[:count]))
-        # The next value is known from below only: twice that much is taken for its limit.
-        beyond = 2 * float(values[count])
+        # The next value is known from below only: twice that much is taken for its limit. No value exceeds the tail.
+        beyond = 2 * float(values[count]) if largest_sine is None else max(tail, 2 * float(values[count]))
         gap = float(values[count - 1]) - beyond
-        if tail < _LEAST_TAIL * squares or gap <= 0:
+        if gap <= 0 or (largest_sine is None and tail < _LEAST_TAIL * squares):
             return None
         if not settled:
             missed = xp.matmul(turn, cross)[:count, :] - xp.expand_dims(values[:count], axis=1) * axes
             missed = float(xp.sum(missed * missed))
-        if settled or missed <= _ACCURACY * tail * gap:
+        allowed = _ACCURACY * tail * gap if largest_sine is None else (largest_sine * gap) ** 2
+        if settled or missed <= allowed:
             return _finish(rows, axes, values[:count], turn[:count, :], scores, squares, norms)
         basis = xp.astype(xp.linalg.qr(xp.matrix_transpose(cross))[0], first.dtype)
         # The residual over the gap bounds the sine of the angle to the leading directions (Davis and Kahan). The
         # product with the Gram matrix divided its tangent by the drop of the spectrum; energy is lost with its square.
         sine = missed / gap**2
         angle = sine / (1 - sine) * (beyond / float(values[count - 1])) ** 2 if sine < 1 else math.inf
-        settled = float(values[0]) * angle <= _ACCURACY * tail
+        settled = float(values[0]) * angle <= _ACCURACY * tail if largest_sine is None else angle <= largest_sine**2
     return None
 
 
@@ -160,9 +165,20 @@ def _finish(
     return Thin(final, values, inside, squares, norms)
 
 
-def _guess(rows: Rows, n: int, width: int, count: int) -> Array | None:
-    """Return a basis from a sample of the rows, or None if their spectrum does not drop behind `count` directions."""
-    xp, rng = rows.xp, np.random.default_rng(0)
+def guess_directions(rows: Rows, count: int, *, centred: bool = False) -> Array | None:
+    """Return a basis near the leading directions, as columns, from a sample of the rows.
+
+    None where thin products are not faster, are not accurate, or the spectrum does not drop behind `count` directions.
+
+    If `centred`, the sample is less its mean, and for the sake of proofs all the rest of the squared norm must be less
+    than half of what the last direction holds.
+    """
+    xp, (n, d) = rows.xp, rows.shape
+    # A multiple of 8: the inner loops of products have no remainder.
+    width = -(-(count + _EXTRA) // 8) * 8
+    if not is_single(rows, next(iter(rows.raw()))) or n * d < _SIZE or width * _THIN > d or n <= _SAMPLE:
+        return None
+    rng = np.random.default_rng(0)
     chosen, start, parts = np.sort(rng.choice(n, size=_SAMPLE, replace=False)), 0, []
     for block in rows.raw():
         inside = chosen[(chosen >= start) & (chosen < start + block.shape[0])] - start
@@ -170,15 +186,21 @@ def _guess(rows: Rows, n: int, width: int, count: int) -> Array | None:
         if inside.size:
             parts.append(xp.take(block, xp.asarray(inside, dtype=xp.int64, device=rows.device), axis=0))
     sample = xp.concat(parts, axis=0)
+    if centred:
+        first = sample[:1, :]
+        sample = sample - (first + xp.mean(sample - first, axis=0))
     if not _LEAST_SQUARE < float(xp.max(sample)) ** 2 < 1 / _LEAST_SQUARE:
         # Squares leave the range of float32.
         return None
-    basis = xp.asarray(rng.standard_normal((rows.shape[1], width)), dtype=sample.dtype, device=rows.device)
+    basis = xp.asarray(rng.standard_normal((d, width)), dtype=sample.dtype, device=rows.device)
     for _ in range(_SAMPLE_PASSES):
         scores = xp.matmul(sample, basis)
         basis = xp.linalg.qr(xp.matmul(xp.matrix_transpose(sample), scores))[0]
     values = xp.linalg.svdvals(xp.matmul(sample, basis)) ** 2
-    return basis if float(values[count]) <= _DROP * float(values[count - 1]) else None
+    last = float(values[count - 1])
+    if centred and float(xp.sum(sample * sample)) - float(xp.sum(values[:count])) > _MOST_LEFT * last:
+        return None
+    return basis if float(values[count]) <= _DROP * last else None
 
 
 def _thin_products(

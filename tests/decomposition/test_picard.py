@@ -135,6 +135,15 @@ def test_parts_of_an_evaluation_are_those_of_a_full_one(rows, values, pairs):
     assert np.array_equal(point.cross, full.cross) if pairs else point.cross is None
 
 
+@pytest.mark.parametrize("fun", CONTRASTS)
+def test_columns_beyond_the_sources_count_for_nothing(rows, fun):
+    contrast, W = _ica_contrasts.CONTRASTS[fun], rotation(5, 1)
+    filled = np.concatenate([rows, np.zeros((len(rows), 3))], axis=1)
+    expected, point = _picard.evaluate(rows, W, contrast), _picard.evaluate(filled, W, contrast)
+    for name in ("W", "values", "slopes", "psi", "cross"):
+        np.testing.assert_allclose(getattr(point, name), getattr(expected, name), atol=1e-13)
+
+
 def test_float32_gradient_of_many_rows_is_summed_in_float64():
     S = whiten(laplace_mixture(60_000, 4, 4, seed=1)[0], 4)
     cube = _ica_contrasts.CONTRASTS["cube"]
@@ -255,111 +264,6 @@ def test_elliptical_subspaces_converge(seed):
     Y = whiten(elliptical_mixture(4000, 15, 10, seed), 10)
     solution = _picard.minimise(Y, rotation(10, seed), LOGCOSH, max_iter=500, tol=1e-7)
     assert solution.gradient_norm <= 1e-7
-
-
-# ---------------------------------------------------------------- flat blocks
-
-
-@pytest.fixture(scope="module")
-def half_flat():
-    """Whitened rows of 5 Laplace sources and 5 of an elliptical subspace."""
-    return whiten(elliptical_mixture(30_000, 10, 10, seed=5), 10)
-
-
-def run_to_a_block(Y, seed=0):
-    """A run that has come to where the flat block is what is left to do."""
-    run = _picard.Descent(Y, rotation(10, seed), LOGCOSH)
-    for _ in range(50):
-        if run.flat_block() is not None:
-            break
-        assert run.advance() is not None
-    return run
-
-
-def test_block_holds_the_elliptical_sources(half_flat):
-    run = run_to_a_block(half_flat)
-    block = run.flat_block()
-    assert len(block) == 5
-    S = half_flat @ run.best[0].W.T
-    # Sources of one elliptical subspace share their scale, so their sizes are correlated; those of the others are not.
-    shared = np.abs(np.corrcoef(np.abs(S).T) - np.eye(10)).max(axis=1)
-    assert set(block) == set(np.flatnonzero(shared > 0.1))
-
-
-def test_turning_a_block_equals_turning_all_sources(half_flat):
-    run = run_to_a_block(half_flat)
-    block = run.flat_block()
-    before, part = run.best[0].W, run.part(block)[0]
-    rest = run.objective() - part.objective()
-    for _ in range(3):
-        assert part.advance()
-    lower = rest + part.objective()
-    run.adopt(part, block)
-    point, sign = run.best
-    # The optimum of the part, seen from all sources: same objective, same gradient within the block, others untouched.
-    np.testing.assert_allclose(run.objective(), lower, atol=1e-12)
-    np.testing.assert_allclose(point.W @ point.W.T, np.eye(10), atol=1e-13)
-    others = [i for i in range(10) if i not in block]
-    assert np.array_equal(point.W[others], before[others])
-    inside = point.gradient(sign)[np.ix_(block, block)]
-    theirs = part.best[0].gradient(part.best[1])
-    np.testing.assert_allclose(inside, theirs, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_blocks_end_at_a_stationary_point_of_all_pairs(half_flat, dtype, monkeypatch):
-    sizes, part = [], _picard.Descent.part
-
-    def counted(self, block):
-        sizes.append(len(block))
-        return part(self, block)
-
-    monkeypatch.setattr(_picard.Descent, "part", counted)
-    solution = _picard.minimise(half_flat.astype(dtype), rotation(10, 1), LOGCOSH, max_iter=400, tol=1e-6)
-    assert sizes
-    assert set(sizes) == {5}
-    assert solution.gradient_norm <= 1e-6
-    assert stationarity(half_flat @ solution.point.W.T, "logcosh", solution.signs) < 2e-6
-    assert solution.path[-1] < solution.path[0]
-
-
-def test_blocks_save_passes_over_the_rows(half_flat, monkeypatch):
-    """Work until the gradient is 1e-6, in passes over all columns, with and without blocks: a fifth less here.
-
-    Most of the iterations are spent among the flat sources, half of all: a pass over them costs a quarter.
-    """
-    evaluate, work = _picard.evaluate, []
-
-    def counted(Y, *args, **kwargs):
-        work.append((Y.shape[1] / 10) ** 2)
-        return evaluate(Y, *args, **kwargs)
-
-    monkeypatch.setattr(_picard, "evaluate", counted)
-    needed = {}
-    for share in (0.75, 0.0):
-        work.clear()
-        monkeypatch.setattr(_picard, "_BLOCK_SHARE", share)
-        runs = [_picard.minimise(half_flat, rotation(10, seed), LOGCOSH, max_iter=400, tol=1e-6) for seed in range(3)]
-        assert all(run.gradient_norm <= 1e-6 for run in runs)
-        needed[share] = sum(work)
-    assert needed[0.75] < 0.9 * needed[0.0]
-
-
-def test_budget_and_early_stop_hold_within_a_block(half_flat):
-    W = run_to_a_block(half_flat).best[0].W
-    for budget in (1, 3, 7):
-        solution = _picard.minimise(half_flat, W, LOGCOSH, max_iter=budget, tol=1e-12)
-        assert solution.n_iter == budget
-        # What was found within the block is kept, and its gradient is that of all pairs.
-        norm = np.abs(solution.point.gradient(solution.signs)).max()
-        np.testing.assert_allclose(solution.gradient_norm, norm)
-    reports = []
-    solution = _picard.minimise(
-        half_flat, W, LOGCOSH, max_iter=50, tol=1e-12, step=lambda report: reports.append(report) or len(reports) == 4
-    )
-    assert len(reports) == 4
-    assert solution.n_iter <= 5
-    assert [report["objective"] for report in reports] == list(solution.path[1:])
 
 
 def test_warm_start_on_a_sample_comes_near(monkeypatch):
