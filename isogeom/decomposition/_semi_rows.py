@@ -11,8 +11,9 @@ from isogeom import _xp
 from isogeom._validation import check_same_library
 from isogeom._xp import Array
 
-# Elements of a block in float64 (8 MiB), and the fewest rows for which products run at full speed.
-_CHUNK_ELEMENTS, _MIN_CHUNK = 2**20, 256
+# Elements of a block in float64 (2 MiB: a pass holds up to four such arrays, and larger ones are no faster), and the
+# fewest rows for which products run at full speed.
+_CHUNK_ELEMENTS, _MIN_CHUNK = 2**18, 256
 
 
 class Rows:
