@@ -1,5 +1,7 @@
 """ICA against scikit-learn's FastICA (both whitenings) and picard, on an easy and on a hard mixture."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy.linalg import eigh
@@ -81,9 +83,11 @@ def test_fit(compare, full, mixture, peer_name, stop):
     true = sources(N_ROWS[full], mixture)
     X = mixed(true)
     found, options = {}, {}
+    # On the hard set, rounding alone changes the number of iterations by a third: every repeat starts elsewhere.
+    starts = itertools.count()
 
     def ours():
-        found["ours"] = ICA(K, random_state=0, **options).fit(X)
+        found["ours"] = ICA(K, random_state=next(starts), **options).fit(X)
 
     def peer():
         found["peer"] = make_peer(peer_name).fit(X)
@@ -99,7 +103,7 @@ def test_fit(compare, full, mixture, peer_name, stop):
         ours,
         peer,
         peer_name=peer_name,
-        repeats=1 if full and peer_name != "FastICA eigh" else 3,
+        repeats=1 if full and peer_name == "picard" else 3,
         warm=False,
     )
     got = {who: model.transform(X) for who, model in found.items()}
