@@ -8,6 +8,8 @@ certified; on rows with none, nearly none, and the search would be for nothing.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +22,8 @@ BOUND_MARGIN = 24
 # Axes tried; fewer rows, queries or features than these leave nothing to gain.
 _AXES = (32, 64)
 _MIN_FEATURES, _MIN_ROWS, _MIN_QUERIES = 160, 4096, 2048
-# Rows from which the axes come, and queries of the pilot.
-_SAMPLE, _PILOT = 512, 256
+# Rows from which the axes come, queries of the pilot, and the fewest rows and the share of all that these are held to.
+_SAMPLE, _PILOT, _LEAST, _PART = 512, 128, 2048, 0.25
 # What a scan of a pair costs, in multiplications; and the largest share of the full cost that is worth the trouble.
 _SCAN, _WORTH = 20, 0.6
 _BYTES = 64 * 2**20
@@ -42,7 +44,8 @@ class Axes(NamedTuple):
         r = self.vectors.shape[1]
         found, squares = np.empty((n, r + 1), dtype=np.float32), np.empty(n)
         start = 0
-        for block in row_blocks(rows if positions is None else positions):
+        # Small blocks: they are in float64, beside the rows that the pilot keeps.
+        for block in row_blocks(rows if positions is None else positions, 512):
             x = cloud.centred(block if positions is None else rows[block])
             part = slice(start, start + len(x))
             on_axes = x @ self.vectors
@@ -70,8 +73,13 @@ class Projected:
     def __init__(self, rows: np.ndarray, squares: np.ndarray, n_features: int) -> None:
         self._rows = rows
         self.n, self.width = rows.shape
-        self.side = 1024
         self.norms = (squares * (1 - share(self.width, n_features)) - lost(self.width)).astype(np.float32)
+
+    def ordered(self, order: np.ndarray) -> Projected:
+        """Return the same rows in another order."""
+        found = copy.copy(self)
+        found._rows, found.norms = self._rows[order], self.norms[order]
+        return found
 
     def tile(self, part: slice) -> np.ndarray:
         """Return coordinates in float32."""
@@ -94,32 +102,63 @@ def lost(width: int) -> float:
 
 
 def leading_axes(
-    cloud: Cloud, queries: np.ndarray, k: int, *, own: np.ndarray | None, within: np.ndarray | None, n_jobs: int | None
+    cloud: Cloud,
+    queries: np.ndarray,
+    k: int,
+    *,
+    own: np.ndarray | None,
+    within: np.ndarray | None,
+    kth_distances: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[Projected, Projected] | None:
-    """Return the coordinates to search among and those of the queries, or None where full rows are the faster way."""
+    """Return the coordinates to search among and those of the queries, or None where full rows are the faster way.
+
+    `kth_distances` gives the distances to the `k`-th neighbours of the queries at some places.
+    """
     n, d = len(cloud.rows) if within is None else len(within), queries.shape[1]
     if d < _MIN_FEATURES or n < _MIN_ROWS or len(queries) < _MIN_QUERIES or n * (_AXES[-1] + 1) * 4 > _BYTES:
         return None
-    axes = _strong_axes(cloud, _spread(n, _SAMPLE) if within is None else within[_spread(n, _SAMPLE)])
+    some = _spread(n, _SAMPLE)
+    axes = _strong_axes(cloud, some if within is None else within[some])
     if axes is None:
         return None
-    symmetric = own is not None and len(own) == n
-    rows, squares = axes.coordinates(cloud, cloud.rows, within)
-    mine = (rows, squares) if symmetric else axes.coordinates(cloud, queries, None)
-    chosen = _spread(len(queries), _PILOT)
-    limits = _kth_squares(cloud, queries, k, chosen, own=own, within=within, n_jobs=n_jobs)
-    best, width = _WORTH, 0
-    for r in sorted({min(r, axes.vectors.shape[1]) for r in _AXES}):
-        few, few_mine = _shortened(rows, r), _shortened(mine[0][chosen], r)
-        doubtful = _doubtful_share(few, squares, few_mine, mine[1][chosen], limits, k + (own is not None), d)
-        # A doubtful row is searched by itself, not in pairs.
-        cost = (r + 1 + _SCAN) / (d + _SCAN) + (2 if symmetric else 1) * doubtful
-        if cost < best:
-            best, width = cost, r
+    width = _pilot(axes, cloud, queries, k, own=own, within=within, kth_distances=kth_distances)
     if not width:
         return None
+    rows, squares = axes.coordinates(cloud, cloud.rows, within)
     references = Projected(_shortened(rows, width), squares, d)
-    return references, references if symmetric else Projected(_shortened(mine[0], width), mine[1], d)
+    if own is not None and len(own) == n:
+        return references, references
+    rows, squares = axes.coordinates(cloud, queries, None)
+    return references, Projected(_shortened(rows, width), squares, d)
+
+
+def _pilot(
+    axes: Axes,
+    cloud: Cloud,
+    queries: np.ndarray,
+    k: int,
+    *,
+    own: np.ndarray | None,
+    within: np.ndarray | None,
+    kth_distances: Callable[[np.ndarray], np.ndarray],
+) -> int:
+    """Return the number of axes with which the search costs least, or 0 if it is none."""
+    n, d = len(cloud.rows) if within is None else len(within), queries.shape[1]
+    chosen = _spread(len(queries), _PILOT)
+    limits = (kth_distances(chosen) * cloud.scale) ** 2
+    part = _spread(n, max(_LEAST, round(_PART * n)))
+    rows, squares = axes.coordinates(cloud, cloud.rows, part if within is None else within[part])
+    mine, my_squares = axes.coordinates(cloud, queries, chosen)
+    # So many of a part of the rows stand for too many of all.
+    most = (k + BOUND_MARGIN + (own is not None)) * len(part) / n
+    best, width = _WORTH, 0
+    for r in sorted({min(r, axes.vectors.shape[1]) for r in _AXES}):
+        doubtful = _doubtful_share(_shortened(rows, r), squares, _shortened(mine, r), my_squares, limits, most, d)
+        # A doubtful row is searched by itself, not in pairs.
+        cost = (r + 1 + _SCAN) / (d + _SCAN) + (2 if own is not None and len(own) == n else 1) * doubtful
+        if cost < best:
+            best, width = cost, r
+    return width
 
 
 def _spread(n: int, count: int) -> np.ndarray:
@@ -133,18 +172,27 @@ def _strong_axes(cloud: Cloud, positions: np.ndarray) -> Axes | None:
     r = _AXES[-1]
     if not squares.any():
         return None
-    basis = np.random.default_rng(0).standard_normal((sample.shape[1], r + 8))
+    some = slice(0, len(sample), 4)
+    products = sample[some] @ sample.T
+    between = squares[some, np.newaxis] + squares - 2 * products
+    between[np.arange(len(between)), np.arange(0, len(sample), 4)] = np.inf
+    # A bound misses up to twice what the axes leave: no good beside the distances of near rows.
+    most = _MISSED / 2 * float(np.median(between.min(axis=1)))
+    # By Cauchy and Schwarz, the largest r eigenvalues sum to at most the root of r times the sum of all squares.
+    strongest = (r * float(np.mean(products**2))) ** 0.5
+    if float(np.mean(squares)) - strongest > most:
+        return None
+    seen = sample @ np.random.default_rng(0).standard_normal((sample.shape[1], r + 8))
     for _ in range(3):
-        basis = _orthonormal(sample.T @ (sample @ basis))
-    seen = sample @ basis
+        basis = _orthonormal(sample.T @ seen)
+        seen = sample @ basis
+        # What a first round leaves, later ones make little smaller.
+        if float(np.mean(squares)) - float(np.sum(seen**2)) / len(sample) > 1.3 * most:
+            return None
     _, turn = np.linalg.eigh(seen.T @ seen)
     vectors = basis @ turn[:, ::-1][:, :r]
     left = float(np.mean(squares - np.sum((sample @ vectors) ** 2, axis=1)))
-    some = slice(0, len(sample), 4)
-    between = squares[some, np.newaxis] + squares - 2 * (sample[some] @ sample.T)
-    between[np.arange(len(between)), np.arange(0, len(sample), 4)] = np.inf
-    # A bound misses up to twice what the axes leave: no good beside the distances of near rows.
-    return None if 2 * left > _MISSED * float(np.median(between.min(axis=1))) else Axes(vectors)
+    return None if left > most else Axes(vectors)
 
 
 def _orthonormal(columns: np.ndarray) -> np.ndarray:
@@ -158,24 +206,6 @@ def _orthonormal(columns: np.ndarray) -> np.ndarray:
         good = values > 1e-13 * values[-1]
         columns = columns @ (vectors[:, good] / np.sqrt(values[good]))
     return columns
-
-
-def _kth_squares(
-    cloud: Cloud,
-    queries: np.ndarray,
-    k: int,
-    chosen: np.ndarray,
-    *,
-    own: np.ndarray | None,
-    within: np.ndarray | None,
-    n_jobs: int | None,
-) -> np.ndarray:
-    """Return the squared distances, in the unit of the coordinates, to the k-th neighbours of the queries chosen."""
-    from isogeom._neighbors._tiles import tiled_neighbors
-
-    mine = None if own is None else own[chosen]
-    distances, _, _ = tiled_neighbors(cloud, queries[chosen], k, own=mine, within=within, n_jobs=n_jobs, bounded=False)
-    return (distances[:, -1] * cloud.scale) ** 2
 
 
 def _shortened(rows: np.ndarray, r: int) -> np.ndarray:
@@ -193,14 +223,14 @@ def _doubtful_share(
     mine: np.ndarray,
     my_squares: np.ndarray,
     limits: np.ndarray,
-    k: int,
+    most: float,
     n_features: int,
 ) -> float:
-    """Return the share of queries with too many rows whose bound is below the k-th distance."""
+    """Return the share of queries with at least `most` rows whose bound is below the k-th distance."""
     allowed = share(rows.shape[1], n_features)
     counts = np.zeros(len(mine), dtype=np.int64)
     for start in range(0, len(rows), 4096):
         block = slice(start, start + 4096)
         bounds = (squares[block] * (1 - allowed)).astype(np.float32) - 2 * (mine @ rows[block].T)
         counts += np.count_nonzero(bounds <= (limits - my_squares * (1 - allowed))[:, np.newaxis], axis=1)
-    return float(np.mean(counts >= k + BOUND_MARGIN))
+    return float(np.mean(counts >= most))

@@ -1,32 +1,31 @@
 """Search of numpy rows by compiled loops: tiles of float32 products, each pair of rows once, in bounded memory.
 
-Candidates are those of `_exact.py`: the same lower bound, the same measuring, the same certificate. What differs is
-speed: a pair of rows is multiplied once and offered to both, and blocks of products above all limits are skipped.
+Candidates are found by the lower bound of `_exact.py`, measured and certified as there. What differs is speed: a pair
+of rows is multiplied once and offered to both; the first tile of every row holds a sample of all rows, whose products
+give a limit that few others are below; and blocks of products above all limits are skipped.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from joblib import effective_n_jobs
 from threadpoolctl import threadpool_limits
 
-from isogeom._kernels._scan import knn_finish, knn_scan
+from isogeom._kernels._scan import knn_settle
 from isogeom._neighbors._cloud import Cloud, rounding, smallest_normal
-from isogeom._neighbors._exact import MARGIN, blocks, measure
+from isogeom._neighbors._exact import MARGIN, blocks
+from isogeom._neighbors._pairs import Buffers, Pairs, Plan, for_each, strip_side
 
-# Side of a tile, less for long rows: two tiles of rows and one of products are held per thread.
-_SIDE, _TILE_ENTRIES = 1024, 2**22
 # Centred rows are kept from tile to tile up to this many bytes; beyond, they are centred for each tile.
-_KEPT_BYTES = 48 * 2**20
-# From this many neighbours on, the buffers lie in the memory of the result, twice as wide as it.
-_IN_PLACE = 2 * MARGIN
+_KEPT_BYTES = 60 * 2**20
+# Queries measured together, and the most pairs that they and their neighbours may be.
+_SETTLED, _SETTLED_PAIRS = 512, 2**17
+# Entries of the wide buffers of doubtful rows, and the fewest for a row.
+_WIDE_ENTRIES, _LEAST_WIDE = 2**18, 256
 
 
 class Coordinates:
@@ -50,16 +49,11 @@ class Coordinates:
         self._kept: np.ndarray | None = None
         self.norms = self._prepare(self.n * self.width * 4 <= _KEPT_BYTES)
 
-    @property
-    def side(self) -> int:
-        """Rows per tile."""
-        return max(128, min(_SIDE, _TILE_ENTRIES // self.width))
-
     def _prepare(self, keep: bool) -> np.ndarray:
         """Return the norms, and keep the centred rows if they are few."""
         kept = np.empty((self.n, self.width), dtype=np.float32) if keep else None
         squares = np.empty(self.n)
-        for part in blocks(self.n, self.side):
+        for part in blocks(self.n, strip_side(self.width)):
             tile = self._centred(part, None if kept is None else kept[part])
             wide = tile.astype(np.float64)
             squares[part] = np.einsum("ij,ij->i", wide, wide)
@@ -84,40 +78,6 @@ class Coordinates:
         return self._centred(part, None) if self._kept is None else self._kept[part]
 
 
-@dataclass
-class Buffers:
-    """Candidates of every query while tiles come by.
-
-    Attributes
-    ----------
-    keys, places : ndarray of shape (m, width)
-        Lower bounds in float32, and positions among the rows searched in int32.
-    counts, limits : ndarray of shape (m,)
-        Entries in use, and the bound that the entries left out reach.
-    n_candidates : int
-        Entries that a full buffer keeps.
-    """
-
-    keys: np.ndarray
-    places: np.ndarray
-    counts: np.ndarray
-    limits: np.ndarray
-
-    n_candidates: int
-
-    @classmethod
-    def over(cls, distances: np.ndarray, indices: np.ndarray, margin: int) -> Buffers:
-        """Make buffers, in the memory of the result where they fit."""
-        m, k = distances.shape
-        if k >= _IN_PLACE:
-            keys, places = distances.view(np.float32), indices.view(np.int32)
-        else:
-            keys, places = (np.empty((m, 2 * (k + margin)), dtype=dtype) for dtype in (np.float32, np.int32))
-        # A buffer without room for more than its candidates would be reduced at every step.
-        c = min(k + margin, 3 * keys.shape[1] // 4)
-        return cls(keys, places, np.zeros(m, np.int32), np.full(m, np.inf, np.float32), c)
-
-
 def tiled_neighbors(
     cloud: Cloud,
     queries: np.ndarray,
@@ -126,92 +86,110 @@ def tiled_neighbors(
     own: np.ndarray | None,
     within: np.ndarray | None,
     n_jobs: int | None,
-    bounded: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return distances, positions and whether they are certified, as `array_neighbors` does.
-
-    `bounded` allows the search by leading axes where a pilot says that it pays.
-    """
-    from isogeom._neighbors._bound import BOUND_MARGIN, leading_axes
-
-    n_searched = len(cloud.rows) if within is None else len(within)
-    m, n_others = len(queries), n_searched - (own is not None)
-    symmetric = own is not None and m == n_searched
-    local = np.full(m, -1) if own is None else own if within is None else np.searchsorted(within, own)
-    threads = effective_n_jobs(n_jobs)
-    short = leading_axes(cloud, queries, k, own=own, within=within, n_jobs=n_jobs) if bounded else None
-    references: Any
-    if short is None:
-        references = Coordinates(cloud, cloud.rows, within)
-        mine = references if symmetric else Coordinates(cloud, queries, None)
-    else:
-        references, mine = short
-    distances, indices = np.empty((m, k)), np.empty((m, k), dtype=np.int64)
-    buffers = Buffers.over(distances, indices, MARGIN if short is None else BOUND_MARGIN)
-    c = min(buffers.n_candidates, n_others)
-    sure = np.empty(m, dtype=bool)
-
-    def settle(part: slice) -> None:
-        candidates = buffers.places[part, :c].astype(np.int64)
-        if within is not None:
-            candidates = within[candidates]
-        beyond = buffers.limits[part].astype(np.float64) if c < n_others else np.full(part.stop - part.start, np.inf)
-        distances[part], indices[part], sure[part] = measure(cloud, queries[part], candidates, beyond, k)
-
-    with threadpool_limits(1) if threads > 1 else nullcontext():
-        _scan_all(mine, references, local, symmetric, c, buffers, threads)
-        del references, mine
-        for_each(settle, blocks(m, 256), threads)
+    """Return distances, positions and whether they are certified, as `array_neighbors` does."""
+    search = _Search(cloud, k, within, own is not None, effective_n_jobs(n_jobs))
+    distances, indices, sure, bounded = search.nearest(queries, own, bounded=True)
+    # Rows whose bounds say too little, or whose limit left too few candidates.
+    again = np.flatnonzero(~sure if bounded else np.isinf(distances[:, -1]))
+    for sampled in (True, False) if bounded else (False,):
+        if again.size:
+            mine = None if own is None else own[again]
+            distances[again], indices[again], sure[again], _ = search.nearest(queries[again], mine, sampled=sampled)
+            again = again[np.isinf(distances[again, -1])]
+    # Rows among many that products cannot tell apart: all of these become candidates, if they are not too many.
     doubtful = np.flatnonzero(~sure)
-    if short is not None and doubtful.size:
-        redone = tiled_neighbors(
-            cloud,
-            queries[doubtful],
-            k,
-            own=None if own is None else own[doubtful],
-            within=within,
-            n_jobs=n_jobs,
-            bounded=False,
-        )
-        distances[doubtful], indices[doubtful], sure[doubtful] = redone
+    if doubtful.size and search.has_room(doubtful.size):
+        mine = None if own is None else own[doubtful]
+        found = search.nearest(queries[doubtful], mine, reached=distances[doubtful, -1])
+        distances[doubtful], indices[doubtful], sure[doubtful] = found[:3]
     return distances, indices, sure
 
 
-def _scan_all(
-    queries: Any, references: Any, own: np.ndarray, symmetric: bool, c: int, buffers: Buffers, threads: int
-) -> None:
-    """Offer all pairs to the buffers, then reduce these to `c` candidates."""
-    side = references.side
-    columns = list(blocks(references.n, side))
-    locks = [threading.Lock() for _ in columns]
-    # Few queries are shared out among the threads.
-    rows = columns if symmetric else list(blocks(queries.n, max(1, min(side, -(-queries.n // threads)))))
-    state = (buffers.keys, buffers.places, buffers.counts, buffers.limits)
+class _Search:
+    """Searches for `k` neighbours among the same rows."""
 
-    def strip(a: int) -> None:
-        part = rows[a]
-        left, norms = queries.tile(part), queries.norms[part]
-        products = np.empty((part.stop - part.start) * side, dtype=np.float32)
-        for b in range(a if symmetric else 0, len(columns)):
-            other = columns[b]
-            shape = (part.stop - part.start, other.stop - other.start)
-            tile = products[: shape[0] * shape[1]].reshape(shape)
-            np.matmul(left, references.tile(other).T, out=tile)
-            both = symmetric and b > a
-            # A strip offers to the buffers of other strips too; only pairs of strips in order wait for each other.
-            with locks[a] if symmetric else nullcontext(), locks[b] if both else nullcontext():
-                knn_scan(tile, part.start, other.start, norms, references.norms[other], own[part], both, c, *state)
+    def __init__(self, cloud: Cloud, k: int, within: np.ndarray | None, omits_own: bool, threads: int) -> None:
+        self.cloud, self.k, self.within, self.threads = cloud, k, within, threads
+        self.n = len(cloud.rows) if within is None else len(within)
+        self.n_others = self.n - omits_own
+        self._full: tuple[Plan, Coordinates] | None = None
 
-    for_each(strip, range(len(rows)), threads)
-    for_each(lambda part: knn_finish(c, *(array[part] for array in state)), blocks(queries.n, side), threads)
+    def nearest(
+        self,
+        queries: np.ndarray,
+        own: np.ndarray | None,
+        *,
+        bounded: bool = False,
+        sampled: bool = True,
+        reached: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+        """Return distances, positions, whether they are certified, and whether leading axes were used.
 
+        `bounded` allows these where a pilot says that it pays, `sampled` limits from a sample of rows. A query that has
+        too few candidates because of a limit has infinite distances. With `reached`, distances that the neighbours are
+        known not to exceed, all rows whose bound is below are candidates, as far as there is room.
+        """
+        from isogeom._neighbors._bound import BOUND_MARGIN, leading_axes
 
-def for_each(function: Callable[[Any], None], items: Iterable[Any], threads: int) -> None:
-    """Call `function` on every item, on that many threads."""
-    if threads == 1:
-        for item in items:
-            function(item)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(function, items):
-            pass
+        def kth_distances(places: np.ndarray) -> np.ndarray:
+            return self.nearest(queries[places], None if own is None else own[places])[0][:, -1]
+
+        short = None
+        if bounded:
+            short = leading_axes(self.cloud, queries, self.k, own=own, within=self.within, kth_distances=kth_distances)
+        m, symmetric = len(queries), own is not None and len(own) == self.n
+        distances, indices, sure = np.empty((m, self.k)), np.empty((m, self.k), dtype=np.int64), np.empty(m, dtype=bool)
+        buffers = Buffers.over(distances, indices, MARGIN if short is None else BOUND_MARGIN)
+        if reached is not None:
+            buffers = self._wide_buffers(reached)
+        c = min(buffers.n_candidates, self.n_others)
+        references: Any
+        if short is None:
+            plan, references = self._full_rows(c, sampled)
+            plan = plan if reached is None else replace(plan, rank=0)
+            mine = references if symmetric else Coordinates(self.cloud, queries, None)
+        else:
+            self._full = None
+            plan = Plan.of(self.n, strip_side(short[0].width), self.k, c, sampled)
+            references = short[0].ordered(plan.order)
+            mine = references if symmetric else short[1]
+        order = plan.order if symmetric else np.arange(m)
+        places = np.full(m, -1) if own is None else own if self.within is None else np.searchsorted(self.within, own)
+        with threadpool_limits(1) if self.threads > 1 else nullcontext():
+            Pairs(mine, references, order, places[order], plan, symmetric, buffers, c).offer(self.threads)
+            self._settle(queries, buffers, distances, indices, sure)
+        return distances, indices, sure, short is not None
+
+    def _full_rows(self, c: int, sampled: bool) -> tuple[Plan, Coordinates]:
+        """Return the plan of a search by full rows, and these; those of the pilot serve the search after it."""
+        plan = Plan.of(self.n, strip_side(self.cloud.rows.shape[1]), self.k, c, sampled)
+        if self._full is None or not np.array_equal(self._full[0].order, plan.order):
+            order = plan.order if self.within is None else self.within[plan.order]
+            self._full = plan, Coordinates(self.cloud, self.cloud.rows, order)
+        return plan, self._full[1]
+
+    def has_room(self, m: int) -> bool:
+        """Tell whether buffers of `m` rows can be so wide that a second search is worth it."""
+        return m * max(4 * self.k, _LEAST_WIDE) <= _WIDE_ENTRIES
+
+    def _wide_buffers(self, reached: np.ndarray) -> Buffers:
+        m, slack = len(reached), 1 + 1e-6
+        width = min(self.n_others + 1, _WIDE_ENTRIES // m)
+        keys, places = (np.empty((m, width), dtype=dtype) for dtype in (np.float32, np.int32))
+        # Rounded up, and beyond what is measured again by more than its rounding errors: what is left out is farther.
+        limits = np.nextafter(((reached * self.cloud.scale) ** 2 * slack).astype(np.float32), np.float32(np.inf))
+        return Buffers(keys, places, np.zeros(m, np.int32), limits, max(self.k, 3 * width // 4))
+
+    def _settle(
+        self, queries: np.ndarray, buffers: Buffers, distances: np.ndarray, indices: np.ndarray, sure: np.ndarray
+    ) -> None:
+        cloud, within = self.cloud, np.zeros(0, dtype=np.int64) if self.within is None else self.within
+        slack = 1 + 2 * rounding(queries.shape[1], float(np.finfo(np.float64).eps))
+
+        def settle(part: slice) -> None:
+            results = distances[part], indices[part], sure[part]
+            knn_settle(cloud.rows, queries[part], within, cloud.scale, slack, *buffers.arrays(part), *results)
+
+        size = max(64, min(_SETTLED, _SETTLED_PAIRS // self.k))
+        for_each(settle, blocks(len(queries), size), self.threads)

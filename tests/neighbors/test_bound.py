@@ -17,6 +17,14 @@ def small_cases(monkeypatch):
     monkeypatch.setattr(_bound, "_MIN_QUERIES", 200)
 
 
+def leading_axes_of(X, k, own, within=None):
+    def kth_distances(places):
+        mine = own[places]
+        return brute_neighbors(X, k, own=mine, within=within)[0][:, -1]
+
+    return leading_axes(Cloud.of(X), X[own], k, own=own, within=within, kth_distances=kth_distances)
+
+
 def low_rank(n=700, d=200, noise=0.0, offset=0.0):
     rng = np.random.default_rng(0)
     inner = rng.standard_normal((n, 12)) @ rng.standard_normal((12, d))
@@ -45,7 +53,7 @@ def test_it_bounds_every_distance(offset):
 def test_exact_on_rows_with_few_strong_axes(k, noise):
     X = low_rank(noise=noise)
     own = np.arange(len(X))
-    assert leading_axes(Cloud.of(X), X, k, own=own, within=None, n_jobs=None) is not None
+    assert leading_axes_of(X, k, own) is not None
     distances, indices = nearest(X, X, k, own=own)
     expected = brute_neighbors(X, k, own=own)
     np.testing.assert_array_equal(indices, expected[1])
@@ -68,7 +76,7 @@ def test_anchors_some_rows_and_threads():
     X = low_rank(800)
     within = np.flatnonzero(np.arange(800) % 7)
     own = within[::2]
-    assert leading_axes(Cloud.of(X), X[own], 4, own=own, within=within, n_jobs=None) is not None
+    assert leading_axes_of(X, 4, own, within) is not None
     found = nearest(X, X, 4, own=own, within=within)
     expected = brute_neighbors(X, 4, own=own, within=within)
     np.testing.assert_array_equal(found[1], expected[1])
@@ -87,4 +95,4 @@ def test_the_pilot_leaves_it_where_it_does_not_pay(kind):
     elif kind == "constant axis":
         X[:, 0] = 1e6
     X = X.astype(np.float32)
-    assert leading_axes(Cloud.of(X), X, 5, own=np.arange(1200), within=None, n_jobs=None) is None
+    assert leading_axes_of(X, 5, np.arange(1200)) is None
