@@ -89,8 +89,14 @@ def torch_chunks(X, k):
     return torch.cat([p.values for p in parts])[:, 1:].numpy(), torch.cat([p.indices for p in parts])[:, 1:].numpy()
 
 
+def cpu_seconds(function):
+    start = time.process_time()
+    function()
+    return time.process_time() - start
+
+
 def limit_seconds(n, d):
-    """CPU seconds of the products of all pairs, each once, at the best speed of one product of tiles."""
+    """CPU seconds of the products of all pairs, each once, at the median speed of one product of tiles."""
     a, b = np.random.default_rng(0).standard_normal((2, 1024, d), dtype=np.float32)
     out = np.empty((1024, 1024), dtype=np.float32)
     times = []
@@ -126,23 +132,51 @@ def test_synthetic(compare, full, kind, k):
     if full and kind != "manifold":
         n = 20_000
     X = synthetic(kind, n)
+    # Memory that compiling takes does not count.
+    ours(X[:2000], k)
     table, peak = memory(lambda: ours(X, k))
     check(X, table, k)
     extra = peak - (table.distances.nbytes + table.indices.nbytes) / 2**20
     repeats = 1 if full else 3
     label = f"{k} neighbours, {kind}, {n} x {N_FEATURES} float32"
     before = limit_seconds(n, N_FEATURES)
-    start = time.process_time()
-    ours(X, k)
-    share = statistics.mean((before, limit_seconds(n, N_FEATURES))) / (time.process_time() - start)
+    seconds = cpu_seconds(lambda: ours(X, k))
+    share = statistics.mean((before, limit_seconds(n, N_FEATURES))) / seconds
     values = f"{share:.2f} of the speed of products; memory beside the result {extra:.0f} MiB"
     first = compare(label, lambda: ours(X, k), lambda: brute(X, k), peer_name="brute", repeats=repeats, values=values)
     second = compare(
         label, lambda: ours(X, k), lambda: torch_chunks(X, k), peer_name="torch", repeats=repeats, warm=not full
     )
     assert extra < 100
-    assert first > (1.3 if k == 100 else 2)
-    assert second > (0.9 if k == 100 else 1.2)
+    assert first > (2 if k == 100 else 3)
+    assert second > (1.4 if k == 100 else 2)
+
+
+@pytest.mark.parametrize("k", [2, 10, 100])
+@pytest.mark.parametrize("kind", ["manifold", "isotropic"])
+@pytest.mark.parametrize("n", [20_000, 50_000])
+def test_share_of_the_limit(full, report, n, kind, k):
+    """Many rows: time beside that of the products alone, memory beside the result; no peers."""
+    if n > 20_000 and not full:
+        pytest.skip("50 000 rows are among the full sizes (ISOGEOM_BENCH_FULL=1)")
+    X = synthetic(kind, n)
+    # Memory that compiling takes does not count.
+    ours(X[:2000], k)
+    table, peak = memory(lambda: ours(X, k))
+    check(X, table, k)
+    extra = peak - (table.distances.nbytes + table.indices.nbytes) / 2**20
+    shares = []
+    for _ in range(3):
+        before = limit_seconds(n, N_FEATURES)
+        seconds = cpu_seconds(lambda: ours(X, k))
+        shares.append(statistics.mean((before, limit_seconds(n, N_FEATURES))) / seconds)
+    share = statistics.median(shares)
+    report(
+        f"{k} neighbours, {kind}, {n} x {N_FEATURES} float32: {seconds:.2f} CPU s, {share:.2f} of products, "
+        f"{extra:.0f} MiB beside the result"
+    )
+    assert extra < 100
+    assert share > (0.5 if k == 100 else 0.7)
 
 
 @pytest.mark.parametrize("k", [2, 20, 100])
@@ -154,8 +188,8 @@ def test_real(compare, name, k):
     label = f"{k} neighbours, {name}, {X.shape[0]} x {X.shape[1]}"
     first = compare(label, lambda: ours(X, k), lambda: brute(X, k), peer_name="brute")
     compare(label, lambda: ours(X, k), lambda: torch_chunks(X, k), peer_name="torch")
-    # At k = 100 on a few thousand rows, selecting and measuring cost as much as the products saved.
-    assert first > (0.7 if k == 100 else 1.2)
+    # At k = 100 on a few thousand rows, selecting and measuring cost as much as the products.
+    assert first > (1.2 if k == 100 else 1.7)
 
 
 @pytest.mark.parametrize("d", [50, N_FEATURES])
