@@ -222,22 +222,24 @@ def everything(X):
         return [estimator().fit(table).dimension_ for estimator in ESTIMATORS], id_profile(table)
 
 
-def test_all_estimators_from_one_search(compare):
+@pytest.mark.parametrize("d", [50, N_FEATURES])
+def test_all_estimators_from_one_search(compare, d):
     """Every neighbour-based estimator with its interval, and the scale profile, against one estimator of the peer."""
     skdim_id = pytest.importorskip("skdim.id", reason="scikit-dimension is not installed")
-    X = synthetic("manifold", 10_000, 50)
+    X = synthetic("manifold", 10_000, d)
     found, profile = everything(X)
     assert len(found) == len(ESTIMATORS)
     assert len(profile.rank) >= 15
     ratio = compare(
-        f"{len(ESTIMATORS)} estimators and the profile, 10000 x 50 float32 (DANCo's calibration cached)",
+        f"{len(ESTIMATORS)} estimators and the profile, 10000 x {d} float32 (DANCo's calibration cached)",
         lambda: everything(X),
         lambda: skdim_id.TwoNN().fit(X).dimension_,
         peer_name="scikit-dimension TwoNN alone",
         repeats=3,
         warm=False,
     )
-    assert ratio > 0.6
+    # With 768 features, expected simplex skewness alone multiplies more than the search.
+    assert ratio > (0.6 if d == 50 else 0.3)
 
 
 def test_anchors(full, report):

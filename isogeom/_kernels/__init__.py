@@ -18,10 +18,12 @@ from isogeom import _xp
 # each caller counts it: below about 1e8 (0.1 s) the array code is done before a cached kernel is loaded from disk.
 _KERNELS: dict[str, tuple[str, float]] = {
     "knn_scan": ("isogeom._kernels._scan", 1e8),
+    "mutual_sum": ("isogeom._kernels._overlaps", 1e8),
     "nnls_exchange": ("isogeom._kernels._nnls_exchange", 1e8),
     "nnls_pivots": ("isogeom._kernels._nnls_pivots", 1e8),
     "nnls_solve": ("isogeom._kernels._nnls", 1e8),
     "nnls_sweep": ("isogeom._kernels._nnls", 1e8),
+    "overlap_sums": ("isogeom._kernels._overlaps", 1e7),
     "pair_squares": ("isogeom._kernels._scan", 1e8),
     "patch_paths": ("isogeom._kernels._shortest_paths", 1e7),
     "path_counts": ("isogeom._kernels._shortest_paths", 1e7),

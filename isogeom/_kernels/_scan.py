@@ -101,6 +101,22 @@ def _reduce(keys, places, row, c):
 
 
 @_jit
+def _rank_of(keys, best):
+    """Return the key whose rank is the length of `best`, which is overwritten: few smallest of few keys."""
+    best[:] = np.inf
+    last = best.shape[0] - 1
+    for t in range(keys.shape[0]):
+        key = keys[t]
+        if key < best[last]:
+            j = last
+            while j > 0 and best[j - 1] > key:
+                best[j] = best[j - 1]
+                j -= 1
+            best[j] = key
+    return best[last]
+
+
+@_jit
 def _below(norm, limit, products, norms, limits):
     """Return a bit for each pair below the limit of its row or of its column. Slices and int32: it becomes vectors."""
     bits = np.uint32(0)
@@ -130,7 +146,7 @@ def knn_start(products, rows, row_norms, column_norms, rank, n_groups, limits):
     limits : ndarray of float32
         Changed in place; none is raised.
     """
-    minima, unused = np.empty(n_groups, dtype=np.float32), np.zeros(n_groups, dtype=np.int32)
+    minima, best = np.empty(n_groups, dtype=np.float32), np.empty(rank, dtype=np.float32)
     last = products.shape[1] - n_groups
     for i in range(products.shape[0]):
         norm, line = row_norms[i], products[i]
@@ -140,7 +156,7 @@ def knn_start(products, rows, row_norms, column_norms, rank, n_groups, limits):
             part, norms = line[start : start + n_groups], column_norms[start : start + n_groups]
             for j in range(n_groups):
                 minima[j] = min(minima[j], norm + (norms[j] - np.float32(2.0) * part[j]))
-        limits[rows[i]] = min(limits[rows[i]], _select(minima, unused, n_groups, rank))
+        limits[rows[i]] = min(limits[rows[i]], _rank_of(minima, best))
 
 
 @_jit

@@ -22,7 +22,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy import special, stats
 
-from isogeom import _xp
+from isogeom import _kernels, _xp
 from isogeom._neighbors import NeighborTable
 
 # Ranges of the links, in units of the largest rank that a contribution uses. Correlation changes sign with distance, so
@@ -117,14 +117,25 @@ def _products(deviations: np.ndarray, parts: np.ndarray, used: np.ndarray, table
     at = columns[:, :width].ravel()
     # The parts of every point in the values of other rows.
     outside = np.bincount(at, parts.ravel(), minlength=n)
-    members = sp.csr_array((parts.ravel(), (np.repeat(rows, width), at)), shape=(n, n))
-    mutual = float((members * members.T).sum())
+    mutual = _mutual(parts, columns[:, :width], rows, n)
     # What points change, squared, less twice what pairs change, squared: the variance that single points carry, less
     # three times that of triples. Where density and dimension are constant the first is 0 and the excess negative: a
     # third of it is then the variance of triples, which has to be added.
     excess = float(outside @ outside) - float(np.sum(parts**2)) + 2 * float(outside[rows] @ sums) - 2 * mutual
     shared = mutual + (excess if excess > 0 else excess * 2 / 3)
     return shared + _linked_sum(deviations, rows, columns, n) - _linked_sum(sums, rows, columns, n)
+
+
+def _mutual(parts: np.ndarray, columns: np.ndarray, rows: np.ndarray, n: int) -> float:
+    """Return the sum over ordered pairs of rows of the part of each in the other, multiplied."""
+    m, width = parts.shape
+    kernel = _kernels.available("mutual_sum", _xp.array_namespace(parts), parts.dtype, float(m) * width * width)
+    if kernel is None:
+        members = sp.csr_array((parts.ravel(), (np.repeat(rows, width), columns.ravel())), shape=(n, n))
+        return float((members * members.T).sum())
+    place_of = np.full(n, -1)
+    place_of[rows] = np.arange(m)
+    return float(kernel(parts, columns.astype(np.int32), rows, place_of))
 
 
 def _linked_sum(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, n: int) -> float:
@@ -169,18 +180,10 @@ def overlap_inflation(values: np.ndarray, neighbors: np.ndarray, n: int) -> Infl
     """
     m, k = neighbors.shape
     member = sp.csr_array((np.ones(m * k), neighbors.ravel(), np.arange(0, m * k + 1, k)), shape=(m, n))
-    columns = member.T.tocsr()
     deviations = values - values.mean()
     # Of many neighbourhoods, evenly spaced ones stand for all; they meet all.
     some = np.unique(np.linspace(0, m - 1, min(m, _MOST)).astype(np.int64))
-    total, squares, products = 0.0, 0.0, 0.0
-    for start in range(0, len(some), _ROWS):
-        chosen = some[start : start + _ROWS]
-        shared = member[chosen] @ columns
-        shared.data = (shared.data / k) ** 2
-        total += float(shared.data.sum())
-        squares += float(shared.data @ shared.data)
-        products += float(deviations[chosen] @ (shared @ deviations))
+    total, squares, products = _overlap_sums(neighbors, member, some, deviations)
     # Sums of w, of its square, and of w times products, per neighbourhood.
     total, squares, products = total / len(some), squares / len(some), products / len(some)
     freedom = max(m / total - 1, 2.0)
@@ -190,6 +193,28 @@ def overlap_inflation(values: np.ndarray, neighbors: np.ndarray, n: int) -> Infl
     if own == 0 or left <= 0:
         return Inflation(1.0, freedom)
     return Inflation(max(1.0, products / own * total / squares / left), freedom)
+
+
+def _overlap_sums(
+    neighbors: np.ndarray, member: sp.csr_array, some: np.ndarray, deviations: np.ndarray
+) -> tuple[float, float, float]:
+    """Return the sums of w, of its squares, and of w times the deviations of both, over `some` and all patches."""
+    k, columns = neighbors.shape[1], member.T.tocsr()
+    # A row is in k patches on average.
+    size = float(len(some)) * k * k
+    kernel = _kernels.available("overlap_sums", _xp.array_namespace(deviations), deviations.dtype, size)
+    if kernel is not None:
+        total, squares, products = kernel(neighbors, columns.indptr, columns.indices, some, deviations)
+        return float(total), float(squares), float(products)
+    total, squares, products = 0.0, 0.0, 0.0
+    for start in range(0, len(some), _ROWS):
+        chosen = some[start : start + _ROWS]
+        shared = member[chosen] @ columns
+        shared.data = (shared.data / k) ** 2
+        total += float(shared.data.sum())
+        squares += float(shared.data @ shared.data)
+        products += float(deviations[chosen] @ (shared @ deviations))
+    return total, squares, products
 
 
 def gamma_interval(total: float, shape: float, found: Inflation, level: float) -> tuple[float, float]:

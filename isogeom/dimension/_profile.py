@@ -13,7 +13,6 @@ from isogeom._neighbors._rows import clip_neighbors, nearest
 from isogeom._neighbors._table import limit_of, search_table
 from isogeom._results import Result, _require
 from isogeom._validation import check_choice, check_integer, check_rows
-from isogeom._xp import Array
 from isogeom.dimension._base import check_level, log_ratios
 from isogeom.dimension._binomial import binomial_estimate, binomial_inflation, settle_ratio
 from isogeom.dimension._dependence import Inflation, normal_interval
@@ -21,6 +20,8 @@ from isogeom.dimension._gride import gride_scales, ratio_estimate
 
 # Subsets with fewer rows than this say little, and their mean is biased.
 _FEWEST_ROWS = 50
+# Neighbours looked through for two in the same part, per part: one row in 10^4 of large parts has not both among them.
+_WIDTH = 12
 _METHODS = ("gride", "twonn", "binomial")
 
 
@@ -289,10 +290,10 @@ def _decimated_rows(
     radius = float(np.mean(_xp.to_numpy(table.distances[:, 1])[used]))
     ends = value["lower"], value["upper"]
     rows = [_row("twonn", 2, radius, value["dimension"], value["std"], *ends, len(used))]
-    places = rng.permutation(table.queries)
+    places = rng.permutation(np.arange(table.n_queries))
     parts = 2
     while len(places) // parts >= _FEWEST_ROWS and 2 * parts <= max(table.n_neighbors, 2):
-        found = [_part(table.X, np.sort(part), table.metric, n_jobs) for part in np.array_split(places, parts)]
+        found = _parts(table, [np.sort(part) for part in np.array_split(places, parts)], n_jobs)
         if min(count for _, _, count in found) < 3:
             # Ties everywhere: smaller parts will have no more ratios.
             break
@@ -307,8 +308,35 @@ def _decimated_rows(
     return rows
 
 
-def _part(X: Array, part: np.ndarray, metric: str, n_jobs: int | None) -> tuple[float, float, int]:
-    distances, _ = nearest(X, X, 2, own=part, within=part, metric=metric, n_jobs=n_jobs)
-    logs, used = log_ratios(distances, 1, 2)
-    x = _xp.to_numpy(logs)
-    return (len(x) - 1) / float(x.sum() or 1.0), float(np.mean(_xp.to_numpy(distances[:, 1]))), len(used)
+def _parts(table: NeighborTable, parts: list[np.ndarray], n_jobs: int | None) -> list[tuple[float, float, int]]:
+    """Return estimate, mean distance and number of rows of each part, given as places among the queries."""
+    label_of = np.full(table.n_samples, -1, dtype=np.int32)
+    for label, part in enumerate(parts):
+        label_of[table.queries[part]] = label
+    # The neighbours within a part are among those in the table for all rows but a few, which are searched for.
+    near = table.first(min(table.n_neighbors, _WIDTH * len(parts)))
+    distances, found = _first_two(_xp.to_numpy(near.distances), label_of[_xp.to_numpy(near.indices)], label_of, table)
+    results = []
+    for part in parts:
+        rest = part[~found[part]]
+        if rest.size:
+            X, within = table.X, table.queries[part]
+            searched, _ = nearest(X, X, 2, own=table.queries[rest], within=within, metric=table.metric, n_jobs=n_jobs)
+            distances[rest] = _xp.to_numpy(searched)
+        logs, used = log_ratios(distances[part], 1, 2)
+        results.append(((len(logs) - 1) / float(logs.sum() or 1.0), float(np.mean(distances[part, 1])), len(used)))
+    return results
+
+
+def _first_two(
+    distances: np.ndarray, labels: np.ndarray, label_of: np.ndarray, table: NeighborTable
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distances of each query to the first two neighbours with its label, and whether it has them."""
+    rows = np.arange(len(distances))
+    same = labels == label_of[table.queries][:, None]
+    first = np.argmax(same, axis=1)
+    found = same[rows, first]
+    same[rows, first] = False
+    second = np.argmax(same, axis=1)
+    found &= same[rows, second]
+    return np.stack((distances[rows, first], distances[rows, second]), axis=1), found

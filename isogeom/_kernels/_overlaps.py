@@ -1,0 +1,99 @@
+"""Compiled sums over neighbourhoods that share rows; the array code is `dimension/_dependence.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+
+def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile without the GIL. Sums may be reordered, which makes them vectors."""
+    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract", "reassoc"}}
+    if os.environ.get("ISOGEOM_NUMBA_CACHE", "1") != "0":
+        try:
+            return numba.njit(cache=True, **options)(function)
+        except RuntimeError:
+            # No writable place for the cache (a read-only installation without a home folder).
+            pass
+    return numba.njit(**options)(function)
+
+
+@_jit
+def _place_of(value, line):
+    """Return the place of a value in a line, -1 if it is not there. Without an early end it becomes vectors."""
+    place = -1
+    for t in range(line.shape[0]):
+        if line[t] == value:
+            place = t
+    return place
+
+
+@_jit
+def mutual_sum(parts, columns, rows, place_of):
+    """Return the sum over ordered pairs of rows of the part of each in the other, multiplied.
+
+    Parameters
+    ----------
+    parts : ndarray of shape (m, k), float64
+        Part of each neighbour in the value of a row.
+    columns : ndarray of shape (m, k), int32
+        Positions of the neighbours.
+    rows : ndarray of shape (m,), int64
+        Positions of the rows, increasing.
+    place_of : ndarray of shape (n,), int64
+        Place of each position in `rows`, or -1.
+    """
+    total = 0.0
+    for i in range(columns.shape[0]):
+        for j in range(columns.shape[1]):
+            other = place_of[columns[i, j]]
+            # Each pair once, from its later row.
+            if 0 <= other < i:
+                place = _place_of(rows[i], columns[other])
+                if place >= 0:
+                    total += parts[i, j] * parts[other, place]
+    return 2.0 * total
+
+
+@_jit
+def overlap_sums(neighbors, starts, members, chosen, deviations):
+    """Return the sums of w, of its squares and of w times deviations, over pairs of neighbourhoods that share rows.
+
+    Parameters
+    ----------
+    neighbors : ndarray of shape (m, k), int64
+        Positions of the rows of every neighbourhood.
+    starts, members : ndarray of int
+        The neighbourhoods that hold row i are ``members[starts[i]:starts[i + 1]]``.
+    chosen : ndarray of int64
+        The first neighbourhoods of the pairs; the second are all.
+    deviations : ndarray of shape (m,), float64
+
+    Returns
+    -------
+    tuple of three floats
+        With w the square of the share of rows in common.
+    """
+    m, k = neighbors.shape
+    counts, share = np.zeros(m, dtype=np.int32), 1.0 / k
+    total, squares, products = 0.0, 0.0, 0.0
+    for i in chosen:
+        counts[:] = 0
+        for j in range(k):
+            for other in members[starts[neighbors[i, j]] : starts[neighbors[i, j] + 1]]:
+                counts[other] += 1
+        own, own_squares, along = 0.0, 0.0, 0.0
+        # Over all, which becomes vectors: quicker than a list of those that were met.
+        for other in range(m):
+            weight = (counts[other] * share) ** 2
+            own += weight
+            own_squares += weight * weight
+            along += weight * deviations[other]
+        total += own
+        squares += own_squares
+        products += deviations[i] * along
+    return total, squares, products

@@ -1,0 +1,96 @@
+"""Sums over rows that share neighbours: compiled loops against sparse products, and both against plain loops."""
+
+import numpy as np
+import pytest
+
+from isogeom import _kernels
+from isogeom.dimension import NeighborTable, id_profile
+from isogeom.dimension._base import log_ratios
+from isogeom.dimension._dependence import _mutual, inflation, overlap_inflation
+from isogeom.dimension._parts import log_parts, order_parts
+from isogeom.dimension._profile import _parts
+
+X = np.random.default_rng(0).standard_normal((300, 4))
+
+
+@pytest.fixture(params=["array", "kernel"])
+def path(request, monkeypatch):
+    """Run by sparse products, or by the kernels whatever the size."""
+    if request.param == "kernel":
+        for name in ("mutual_sum", "overlap_sums"):
+            monkeypatch.setitem(_kernels._KERNELS, name, ("isogeom._kernels._overlaps", 0))
+    else:
+        monkeypatch.setattr(_kernels, "available", lambda *_args: None)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("some", [slice(None), slice(20, 280, 3)], ids=["all rows", "some rows"])
+def test_mutual_parts_are_the_sum_over_pairs(some):
+    table = NeighborTable.from_rows(X, 12)
+    rows = np.arange(300)[some]
+    columns = table.indices[rows, :11]
+    parts = log_parts(table.distances[rows])
+    members = {int(i): {int(p): g for p, g in zip(line, own)} for i, line, own in zip(rows, columns, parts)}
+    expected = sum(g * members.get(p, {}).get(i, 0.0) for i, line in members.items() for p, g in line.items())
+    assert _mutual(parts, columns, rows, 300) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.usefixtures("path")
+def test_overlaps_are_counted_for_all_pairs():
+    table = NeighborTable.from_rows(X, 12)
+    values = table.distances[:, -1]
+    deviations = values - values.mean()
+    sets = [set(line) for line in table.indices.tolist()]
+    weights = np.array([[(len(a & b) / 12) ** 2 for b in sets] for a in sets])
+    total, squares = weights.sum() / 300, (weights**2).sum() / 300
+    products = deviations @ weights @ deviations / (deviations @ deviations)
+    found = overlap_inflation(values, table.indices, 300)
+    assert found.ratio == pytest.approx(products * total / squares / (1 - total**2 / (300 * squares)), rel=1e-10)
+    assert found.freedom == pytest.approx(300 / total - 1, rel=1e-12)
+
+
+def test_kernels_change_no_result(monkeypatch):
+    table = NeighborTable.from_rows(X, 20)
+    parts = log_parts(table.distances)
+    values = parts.sum(axis=1)
+
+    def run():
+        return inflation(values, np.arange(300), table, 20, parts=parts)
+
+    monkeypatch.setattr(_kernels, "available", lambda *_args: None)
+    expected = run()
+    monkeypatch.undo()
+    for name in ("mutual_sum", "overlap_sums"):
+        monkeypatch.setitem(_kernels._KERNELS, name, ("isogeom._kernels._overlaps", 0))
+    assert run().ratio == pytest.approx(expected.ratio, rel=1e-12)
+
+
+@pytest.mark.parametrize(("near", "far"), [(2, 4), (8, 16)])
+def test_parts_of_ratios_are_linear_between_points_of_an_incomplete_beta(near, far):
+    from scipy import special
+
+    distances = NeighborTable.from_rows(X, far).distances
+    u = (distances[:, : far - 1] / distances[:, far - 1 :]) ** 3.5
+    exact = ((far - near) / (far - 1) - special.betainc(near - 1, far - near, u)) / (near - 1)
+    np.testing.assert_allclose(order_parts(distances, near, far, 3.5), exact, atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [2, 5, 60])
+@pytest.mark.parametrize("anchors", [None, 120])
+def test_parts_of_the_rows_have_the_neighbours_that_a_search_within_them_finds(k, anchors):
+    table = NeighborTable.from_rows(X, k, anchors=anchors, random_state=0)
+    places = np.random.default_rng(1).permutation(table.n_queries)
+    parts = [np.sort(part) for part in np.array_split(places, 4)]
+    for part, (d, radius, n) in zip(parts, _parts(table, parts, None)):
+        own = NeighborTable.from_rows(X[table.queries[part]], 2)
+        logs, used = log_ratios(own.distances, 1, 2)
+        assert n == len(used)
+        assert d == pytest.approx((len(logs) - 1) / logs.sum(), rel=1e-9)
+        assert radius == pytest.approx(own.distances[:, 1].mean(), rel=1e-12)
+
+
+def test_the_profile_does_not_depend_on_how_many_neighbours_the_table_has():
+    few, many = (id_profile(NeighborTable.from_rows(X, k), max_neighbors=8) for k in (8, 80))
+    a, b = few.select("twonn"), many.select("twonn")
+    shared = len(a["dimension"])
+    np.testing.assert_allclose(a["dimension"], b["dimension"][:shared], rtol=1e-9)
