@@ -73,6 +73,11 @@ def _name(value: Any) -> str:
 
 
 def _add_tensor(digest: Any, tensor: Tensor) -> None:
+    if tensor.is_nested:
+        digest.update(b"nested\n")
+        for part in tensor.unbind():
+            _add_tensor(digest, part)
+        return
     digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
     if tensor.device.type == "meta":
         return

@@ -76,7 +76,8 @@ def harvest(
           that name;
         - ``:weight``: factor rows of the weight gradient of a linear layer (:class:`torch.nn.Linear`, transformers'
           ``Conv1D``) or an embedding: inputs as activations (of :class:`torch.nn.Embedding` the token ids, int64 of
-          shape (n_rows, 1)), gradients of the outputs as gradients. A weight with other uses warns and names them.
+          shape (n_rows, 1)), gradients of the outputs as gradients. A weight with other uses warns and names them (see
+          `tied` of :class:`SiteRows`); so does a linear layer with a ``forward`` of its own.
 
         Without an item, the one floating tensor of shape (batch, seq, d) or (batch, d) is taken. Parts of a name may be
         globs: ``"blocks.*"`` is all blocks (``*`` does not cross a dot; containers such as ``ModuleList`` are left
@@ -254,10 +255,10 @@ def harvest(
 def _sink(stack: ExitStack, model: nn.Module, sites: list[Site], options: Options) -> Any:
     """Return what takes the rows: memory, moments or a folder."""
     if options.out is not None:
-        names = [site.name for site in sites]
+        names, ties = [site.name for site in sites], {site.name: site.tied for site in sites}
         mark = fingerprint(model, {"sites": names, **options.given})
         store = (DiskStore if options.reduce is None else moment_disk_store)(
-            options.out, mark, names, list(options.kinds)
+            options.out, mark, names, list(options.kinds), ties
         )
         store.open(stack)
         return store
@@ -297,7 +298,8 @@ def _run(
             "no row is left: mask, attention_mask, label_mask, exclude_token_ids, positions or sample_rate drop every "
             "row of every batch"
         )
-    result: Harvest | HarvestMoments = sink.finish([s.name for s in capture.sites], losses, own_ids=own_ids == {True})
+    names, ties = [site.name for site in capture.sites], {site.name: site.tied for site in capture.sites}
+    result: Harvest | HarvestMoments = sink.finish(names, losses, ties=ties, own_ids=own_ids == {True})
     return result
 
 
@@ -336,6 +338,9 @@ def _prepare(stack: ExitStack, model: nn.Module, sites: list[Site], options: Opt
             if free and not parameter.requires_grad:
                 stack.callback(parameter.requires_grad_, False)
                 parameter.requires_grad_(True)
+    # The fused encoder layers of torch pack padded batches into nested tensors, and call none of their submodules.
+    stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+    torch.backends.mha.set_fastpath_enabled(False)
     if "torch._dynamo" in sys.modules:
         # Compiled submodules would run without our hooks. Asking only if the compiler is loaded spares its slow import.
         stack.enter_context(torch.compiler.set_stance("force_eager"))

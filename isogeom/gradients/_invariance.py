@@ -139,6 +139,8 @@ def check_batch_invariance(
     >>> round(result.gradient_factor, 3)  # a mean over five samples
     0.2
     """
+    if not isinstance(site, str):
+        raise TypeError(f"site must be a string, the name of one site, got {site!r}")
     n_samples = _n_samples(batch)
     settings = {"loss": loss, "mask": mask, "seed": seed}
     ids = _own_ids(batch, n_samples)
@@ -237,7 +239,7 @@ def _n_samples(batch: Any) -> int:
     first = batch.get("input_ids") if isinstance(batch, Mapping) else None
     tensors = [first] if isinstance(first, Tensor) else _tensors(batch)
     if not tensors:
-        raise ValueError("batch holds no tensor, so its samples cannot be counted")
+        raise ValueError("batch holds no tensor with a batch axis, so its samples cannot be counted")
     if len(tensors[0]) < 2:
         raise ValueError(f"batch has {len(tensors[0])} sample: with fewer than 2 there is nothing to compare")
     return len(tensors[0])

@@ -80,7 +80,8 @@ def _input_path(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         start = (0, index)
     else:
         raise ValueError(
-            f"site {site.name!r}: the module was called with {len(args)} positional inputs and keywords {list(kwargs)}"
+            f"site {site.name!r}: there is no input [{first}]; the inputs of {type(site.module).__name__} are {names}, "
+            f"and it was called with {len(args)} of them by position and {list(kwargs)} by name"
         )
     path, value = _follow((args, kwargs)[start[0]][start[1]], site.selectors[1:], site)
     return start + path, value
@@ -93,14 +94,17 @@ def locate(site: Site, kind: str, tree: Any, n_samples: int) -> tuple[Tensor, li
     else:
         start, value = _input_path(site, *tree) if kind == "in" else _follow(tree, site.selectors, site)
     every = [(start + path, tensor) for path, tensor in tensors(value)]
+    packed = [path for path, t in every if t.is_nested]
+    every = [(path, t) for path, t in every if not t.is_nested]
     fit = [(path, t) for path, t in every if t.is_floating_point() and t.ndim in (2, 3) and t.shape[0] == n_samples]
     if kind == "in":
         fit = _principal(fit)
     if len({id(tensor) for _, tensor in fit}) != 1:
         seen = "; ".join(f"{_spell(path, kind)} {tuple(t.shape)} {t.dtype}" for path, t in fit or every)
         found = f"several fit, choose one by its suffix: {seen}" if fit else f"none fits: {seen or 'no tensor at all'}"
-        if not fit and any(t.ndim > 3 for _, t in every):
-            found += ". Maps of shape (batch, channels, ...) have no rows: name the layer that pools or flattens them"
+        found += "" if fit else _hint([tuple(t.shape) for _, t in every if t.is_floating_point()], n_samples)
+        if packed:
+            found += f". {_spell(packed[0], kind)} is a nested tensor, which has no shape (batch, seq, d): pad it"
         raise ValueError(
             f"site {site.name!r} needs one floating tensor of shape (batch, seq, d) or (batch, d), with "
             f"batch={n_samples}; {found}"
@@ -113,6 +117,17 @@ def locate(site: Site, kind: str, tree: Any, n_samples: int) -> tuple[Tensor, li
             "returns them transposed, (batch, length, channels)"
         )
     return tensor, [path for path, other in tensors(tree) if other is tensor]
+
+
+def _hint(shapes: list[tuple[int, ...]], n_samples: int) -> str:
+    """Say what tensors that do not fit may be, and which site to name instead."""
+    if any(len(shape) > 3 for shape in shapes):
+        return ". Maps of shape (batch, channels, ...) have no rows: name the layer that pools or flattens them"
+    if n_samples > 1 and any(len(shape) in (2, 3) and shape[0] == 1 for shape in shapes):
+        return ". A batch of 1 stands for all samples (positions, for instance): name a module behind it"
+    if any(len(shape) == 2 and shape[0] > n_samples and shape[0] % n_samples == 0 for shape in shapes):
+        return ". Rows of all samples may have been joined, (batch * seq, d): name a module around this one"
+    return ""
 
 
 def _principal(fit: list[tuple[Path, Tensor]]) -> list[tuple[Path, Tensor]]:

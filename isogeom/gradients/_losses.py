@@ -87,10 +87,20 @@ def read_batch(batch: Any, batch_id: int, *, with_attention: bool) -> BatchInfo:
         sample_ids = batch.get("sample_id")
     else:
         tensors = [batch] if isinstance(batch, Tensor) else [value for value in batch if isinstance(value, Tensor)]
-        token_ids = next((value for value in tensors if _is_token_grid(value)), None)
-    leading = [value for value in (token_ids, attention, *tensors) if value is not None and value.ndim > 0]
+        # The first tensor counts the samples: an integer matrix of another length (the edges of a graph) has no tokens.
+        n = next((len(value) for value in tensors if value.ndim > 0 and not value.is_nested), None)
+        token_ids = next((value for value in tensors if _is_token_grid(value) and len(value) == n), None)
+    known = [value for value in (token_ids, attention, *tensors) if value is not None]
+    leading = [value for value in known if value.ndim > 0 and not value.is_nested]  # a nested tensor has no shape
     if not leading:
-        raise ValueError(f"batch {batch_id} holds no tensor with a batch axis, so its samples cannot be counted")
+        items = (
+            batch.items() if isinstance(batch, Mapping) else enumerate([batch] if isinstance(batch, Tensor) else batch)
+        )
+        holds = {key: type(value).__name__ for key, value in items}
+        raise ValueError(
+            f"batch {batch_id} holds no tensor with a batch axis, so its samples cannot be counted; it holds {holds}. "
+            "Make tensors of lists and arrays (torch.as_tensor, or return_tensors='pt' of a tokenizer)"
+        )
     n_samples = int(leading[0].shape[0])
     if sample_ids is not None:
         _check_sample_ids(sample_ids, n_samples, batch_id)
@@ -130,7 +140,8 @@ def read_attention(
 
 
 def _is_token_grid(value: Tensor) -> bool:
-    return value.ndim == 2 and not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
+    numbers = value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
+    return value.ndim == 2 and not numbers and not value.is_nested
 
 
 def causal_targets(real: Tensor) -> Tensor:

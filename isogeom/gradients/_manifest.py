@@ -21,6 +21,17 @@ FORMAT = 1
 _CHUNK = 1 << 22
 
 
+def folder_path(value: Any, name: str, wanted: str) -> Path:
+    """Return the absolute path of a folder, or raise an error that names the parameter and what is wanted."""
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise TypeError(f"{name} must be {wanted}, got {value!r}")
+    try:
+        # Absolute: shards are opened when they are read, maybe in another working directory.
+        return Path(value).expanduser().absolute()
+    except RuntimeError as error:
+        raise ValueError(f"{name}={os.fspath(value)!r} names a home folder that is not known here") from error
+
+
 class Manifest:
     """The lines of a manifest, each with a checksum of its own.
 

@@ -28,6 +28,12 @@ class StoredMatrices:
             self._tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
             self.shapes = {name: tuple(value.shape) for name, value in self._tensors.items()}
             self._files: dict[str, Path] | None = None
+            if state and not self._tensors:
+                held = ", ".join(f"{name!r} ({type(value).__name__})" for name, value in list(state.items())[:5])
+                raise TypeError(
+                    f"{argument} is a mapping without a tensor, it holds {held}: pass the state_dict itself, or "
+                    "tensors (torch.as_tensor)"
+                )
         elif isinstance(state, (str, os.PathLike)):
             self._open(Path(state))
         else:
@@ -40,10 +46,10 @@ class StoredMatrices:
         files = _files(path, self.argument)
         folder = path if path.is_dir() else path.parent
         if (folder / "config.json").is_file():
-            self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            self.config = _read_json(folder / "config.json", self.argument)
         self._files, self.shapes = {}, {}
         for file in files:
-            with _reader()(file, framework="pt") as reader:
+            with _open_file(file, self.argument) as reader:
                 for name in reader.keys():  # noqa: SIM118 (no mapping: it has no other way to list its names)
                     self._files[name] = file
                     self.shapes[name] = tuple(reader.get_slice(name).get_shape())
@@ -103,8 +109,13 @@ def _files(path: Path, argument: str) -> list[Path]:
     """Return the safetensors files behind a path."""
     if path.is_dir():
         if (path / _INDEX).is_file():
-            index = json.loads((path / _INDEX).read_text(encoding="utf-8"))
-            return [path / file for file in sorted(set(index["weight_map"].values()))]
+            found = [path / file for file in sorted(set(_read_json(path / _INDEX, argument)["weight_map"].values()))]
+            absent = [file.name for file in found if not file.is_file()]
+            if absent:
+                raise FileNotFoundError(
+                    f"{argument}={str(path)!r} is incomplete: {_INDEX} names {absent[0]}, which is not there; fetch it"
+                )
+            return found
         found = [path / _SINGLE] if (path / _SINGLE).is_file() else sorted(path.glob("*.safetensors"))
         if len(found) == 1:
             return found
@@ -117,6 +128,24 @@ def _files(path: Path, argument: str) -> list[Path]:
             "and pass the mapping"
         )
     return [path]
+
+
+def _read_json(path: Path, argument: str) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{argument}: {path} is damaged ({error}); fetch the checkpoint again") from error
+    return content
+
+
+def _open_file(path: Path, argument: str) -> Any:
+    opener = _reader()
+    from safetensors import SafetensorError
+
+    try:
+        return opener(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{argument}: {path} is damaged ({error}); fetch the checkpoint again") from error
 
 
 def _reader() -> Callable[..., Any]:

@@ -43,8 +43,9 @@ def read_moments(manifest: Manifest) -> MomentStore:
 def open_moments(manifest: Manifest) -> HarvestMoments:
     """Return what the harvest of a finished, checked manifest returned."""
     losses = [batch["loss"] for number in sorted(manifest.blocks) for batch in manifest.blocks[number]["batches"]]
-    sites = (manifest.header or {})["sites"]
-    return read_moments(manifest).finish(sites, [np.nan if loss is None else loss for loss in losses])
+    header = manifest.header or {}
+    filled = [np.nan if loss is None else loss for loss in losses]
+    return read_moments(manifest).finish(header["sites"], filled, ties=header.get("tied", {}))
 
 
 def _pack(moments: Moments) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from isogeom._validation import check_choice, check_real
 from isogeom.gradients._dtypes import DTYPES
 from isogeom.gradients._losses import IGNORED, BatchInfo, Loss, batch_tensors, causal_targets, resolve_loss
+from isogeom.gradients._manifest import folder_path
 from isogeom.gradients._sampling import ROWS, BatchRows, RowRule
 from isogeom.gradients._seq2seq import TwoSides, two_sides
 from isogeom.gradients._sites import Site
@@ -202,12 +203,10 @@ def check_options(
 def _folder(out: Any) -> Path | None:
     if out is None:
         return None
-    if not isinstance(out, (str, os.PathLike)) or not isinstance(os.fspath(out), str):
-        raise TypeError(f"out must be None or the path of a folder, got {out!r}")
+    folder = folder_path(out, "out", "None or the path of a folder")
     if not os.fspath(out).strip():
         raise ValueError(f"out={out!r} is empty: name a folder, or use None to keep the rows in memory")
-    # Absolute: shards are opened when they are read, maybe in another working directory.
-    return Path(out).expanduser().absolute()
+    return folder
 
 
 def _kinds(collect: Any) -> tuple[str, ...]:
@@ -229,7 +228,7 @@ def _token_ids(exclude: Any) -> set[int]:
         items = [] if exclude is None else list(exclude)
     except TypeError:  # a tensor or array without an axis
         raise TypeError(f"exclude_token_ids must be a list of token ids, got {exclude!r}: use [{exclude}]") from None
-    return {_integer("exclude_token_ids", item, -(2**63), 2**63 - 1) for item in items}
+    return {_integer("every item of exclude_token_ids", item, -(2**63), 2**63 - 1) for item in items}
 
 
 def _positions(positions: Any) -> slice | tuple[int, ...] | None:
@@ -250,7 +249,7 @@ def _positions(positions: Any) -> slice | tuple[int, ...] | None:
         items = list(positions)
     except TypeError:  # a tensor or array without an axis
         raise TypeError(f"positions must be None, a slice or a list of integers, got {positions!r}") from None
-    found = tuple(dict.fromkeys(_integer("positions", item, -(2**62), 2**62) for item in items))
+    found = tuple(dict.fromkeys(_integer("every item of positions", item, -(2**62), 2**62) for item in items))
     if not found:
         raise ValueError("positions is empty: no row could be kept. Use None for all positions")
     return found

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from isogeom.gradients._dtypes import storage_dtype
 from isogeom.gradients._fingerprint import differences
-from isogeom.gradients._manifest import FORMAT, MANIFEST, SHARDS, Manifest, fault
+from isogeom.gradients._manifest import FORMAT, MANIFEST, SHARDS, Manifest, fault, folder_path
 from isogeom.gradients._moment_files import open_moments
 from isogeom.gradients._reduce import HarvestMoments
 from isogeom.gradients._result import Harvest, SiteRows
@@ -48,6 +48,8 @@ def open_harvest(path: Any, *, verify: bool = True, allow_repeats: bool = False)
     ------
     FileNotFoundError
         If a folder holds no harvest.
+    TypeError
+        If an argument is not as described.
     ValueError
         If a harvest is unfinished or incomplete, a shard is missing, truncated or corrupt (it is named; run the same
         :func:`harvest` again to repair it), folders do not belong together, a folder is named twice, or two of them
@@ -65,8 +67,12 @@ def open_harvest(path: Any, *, verify: bool = True, allow_repeats: bool = False)
     Harvest(6 rows, 1 site, 2 batches)
       :out  activations (6, 2), gradients (6, 2)
     """
-    single = isinstance(path, (str, os.PathLike)) or not isinstance(path, Iterable)
-    folders = [Path(item).expanduser().absolute() for item in ([path] if single else path)]
+    for name, value in (("verify", verify), ("allow_repeats", allow_repeats)):
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+    single = isinstance(path, (str, bytes, os.PathLike)) or not isinstance(path, Iterable)
+    wanted = "the folder of a harvest, or a list of them"
+    folders = [folder_path(item, "path", wanted) for item in ([path] if single else path)]
     if not folders:
         raise ValueError("path is an empty list: name at least one folder of a harvest")
     _check_distinct(folders)
@@ -156,8 +162,11 @@ def join(manifests: list[Manifest]) -> Harvest:
         width = files[name][0]["shape"][1]
         kept = lengths if parts is None else list(map(len, parts))
         arrays[site, kind] = ShardedRows(paths, kept, width, kind_of_number, parts)
+    ties = header.get("tied", {})
     sites = {
-        name: SiteRows(name, arrays.get((name, "activations")), arrays.get((name, "gradients")))
+        name: SiteRows(
+            name, arrays.get((name, "activations")), arrays.get((name, "gradients")), tuple(ties.get(name, ()))
+        )
         for name in header["sites"]
     }
     losses = [batch["loss"] for record in records for batch in record["batches"]]

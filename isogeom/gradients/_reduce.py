@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isogeom._moments import Moments
+from isogeom.gradients._result import Ties
 from isogeom.gradients._rowstore import RowStore, check_widths
 from isogeom.gradients._sampling import Rows, Selection
 
@@ -17,7 +18,7 @@ from isogeom.gradients._sampling import Rows, Selection
 _PENDING_ROWS = 4096
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SiteMoments:
     """Moments of the rows of one site, each wherever an estimator or a test takes :class:`isogeom.Moments`.
 
@@ -32,12 +33,22 @@ class SiteMoments:
     cross : ndarray of shape (d, d_gradients), float64, or None
         Sum over rows of the outer product of activation and gradient, not centred: for a ``":weight"`` site the
         transposed gradient of the weight of a :class:`torch.nn.Linear`. None unless both kinds were collected.
+    tied : tuple of str
+        For a ``":weight"`` site, the other modules that have the same weight, as in :class:`SiteRows`.
     """
 
     name: str
     activations: Moments | None
     gradients: Moments | None
     cross: NDArray[np.float64] | None
+    tied: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        kinds = {"activations": self.activations, "gradients": self.gradients}
+        shown = [f"{kind} {moments!r}" for kind, moments in kinds.items() if moments is not None]
+        shown += [] if self.cross is None else [f"cross {self.cross.shape}"]
+        shown += [f"tied with {', '.join(map(repr, self.tied))}"] if self.tied else []
+        return f"SiteMoments({self.name!r}, {', '.join(shown)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,7 +132,8 @@ def _join(a: SiteMoments, b: SiteMoments) -> SiteMoments:
             raise ValueError(f"only one of the harvests has {kind} of site {a.name!r}: collect the same kinds")
     acts = None if a.activations is None or b.activations is None else a.activations.merge(b.activations)
     grads = None if a.gradients is None or b.gradients is None else a.gradients.merge(b.gradients)
-    return SiteMoments(a.name, acts, grads, None if a.cross is None or b.cross is None else a.cross + b.cross)
+    cross = None if a.cross is None or b.cross is None else a.cross + b.cross
+    return SiteMoments(a.name, acts, grads, cross, a.tied)
 
 
 class MomentStore:
@@ -182,8 +194,8 @@ class MomentStore:
                 product = X[part].T.astype(np.float64) @ G[part].astype(np.float64)
             total += product
 
-    def finish(self, names: list[str], losses: list[float], **_own: Any) -> HarvestMoments:
-        """Return the moments of all rows."""
+    def finish(self, names: list[str], losses: list[float], *, ties: Ties | None = None, **_own: Any) -> HarvestMoments:
+        """Return the moments of all rows; `ties` are the modules with the weight of a site."""
         self.flush()
         sites = {
             name: SiteMoments(
@@ -191,6 +203,7 @@ class MomentStore:
                 self.moments.get((name, "activations")),
                 self.moments.get((name, "gradients")),
                 self.cross.get(name),
+                tuple((ties or {}).get(name, ())),
             )
             for name in names
         }
@@ -200,13 +213,15 @@ class MomentStore:
 class SampleMomentStore(RowStore):
     """Hold the rows of a sample, whose members are known only at the end, and return their moments."""
 
-    def finish(self, names: list[str], losses: list[float], **_own: Any) -> HarvestMoments:  # type: ignore[override]
+    def finish(  # type: ignore[override]
+        self, names: list[str], losses: list[float], *, ties: Ties | None = None, **_own: Any
+    ) -> HarvestMoments:
         """Return the moments of the sample."""
         store = MomentStore()
         _, meta, rows = self.drain()
         for begin in range(0, len(meta), _PENDING_ROWS):
             store.add_rows({key: part[begin : begin + _PENDING_ROWS] for key, part in rows.items()})
-        return store.finish(names, losses)
+        return store.finish(names, losses, ties=ties)
 
 
 def moment_store(budget: int | None) -> MomentStore | SampleMomentStore:

@@ -12,6 +12,7 @@ from isogeom._validation import warn_user
 from isogeom.gradients._manifest import SHARDS, fault, sync_folder
 from isogeom.gradients._moment_files import read_moments, write_moments
 from isogeom.gradients._reduce import HarvestMoments, MomentStore
+from isogeom.gradients._result import Ties
 from isogeom.gradients._sampling import Rows, Selection
 from isogeom.gradients._store import DiskStore
 
@@ -36,7 +37,7 @@ class MomentDiskStore(DiskStore):
             self._flush(batch_id // self.step)
 
     def _result(self, losses: list[float]) -> HarvestMoments:
-        return self._sums.finish(self.sites, losses)
+        return self._sums.finish(self.sites, losses, ties=self.ties)
 
     def _flush(self, number: int) -> None:
         self._sums.flush()
@@ -99,8 +100,8 @@ class SampleMomentDiskStore(MomentDiskStore):
 
 
 def moment_disk_store(
-    folder: Path, fingerprint: dict[str, Any], sites: list[str], kinds: list[str]
+    folder: Path, fingerprint: dict[str, Any], sites: list[str], kinds: list[str], ties: Ties | None = None
 ) -> MomentDiskStore | SampleMomentDiskStore:
     """Return what takes the rows of a harvest with ``reduce="moments"`` and a folder."""
     store = MomentDiskStore if fingerprint["max_rows"] is None else SampleMomentDiskStore
-    return store(folder, fingerprint, sites, kinds)
+    return store(folder, fingerprint, sites, kinds, ties)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+Ties = Mapping[str, Sequence[str]]  # site -> the other modules that have its weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,14 +27,19 @@ class SiteRows:
     gradients : ndarray or ShardedRows of shape (n_rows, d), float32 or float16, or None
         Rows of the gradient of the summed loss with respect to the activation; for a ``":weight"`` site with respect to
         the outputs of the layer, of shape (n_rows, d_out). None when they were not collected.
+    tied : tuple of str
+        For a ``":weight"`` site, the other modules that have the same weight, by name: its gradient is the sum of what
+        all of them add. Empty for a weight that is not tied, and for other sites.
     """
 
     name: str
     activations: Any
     gradients: Any
+    tied: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"SiteRows({self.name!r}, {self._shapes()})"
+        tied = f", tied with {', '.join(map(repr, self.tied))}" if self.tied else ""
+        return f"SiteRows({self.name!r}, {self._shapes()}{tied})"
 
     def _shapes(self) -> str:
         kinds = {"activations": self.activations, "gradients": self.gradients}
@@ -41,7 +48,7 @@ class SiteRows:
     def _select(self, rows: Any) -> SiteRows:
         acts = None if self.activations is None else self.activations[rows]
         grads = None if self.gradients is None else self.gradients[rows]
-        return SiteRows(self.name, acts, grads)
+        return SiteRows(self.name, acts, grads, self.tied)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from isogeom.gradients._dtypes import DTYPES as DTYPES
 from isogeom.gradients._dtypes import encode, storage_dtype
-from isogeom.gradients._result import Harvest, SiteRows
+from isogeom.gradients._result import Harvest, SiteRows, Ties
 from isogeom.gradients._sampling import META_DTYPE, Rows, Selection, smallest
 from isogeom.gradients._sharded import ShardedRows
 
@@ -124,14 +124,18 @@ class RowStore:
         self._clear()
         return keys, meta, rows
 
-    def finish(self, names: list[str], losses: list[float], **_own: Any) -> Harvest:
-        """Return the rows of all batches."""
+    def finish(self, names: list[str], losses: list[float], *, ties: Ties | None = None, **_own: Any) -> Harvest:
+        """Return the rows of all batches; `ties` are the modules with the weight of a site."""
         _, meta, rows = self.drain()
         found: dict[tuple[str, str], Any] = dict(rows)
         if self.dtype == "bfloat16":
             found = {key: ShardedRows([bits], [len(bits)], bits.shape[1], self.dtype) for key, bits in rows.items()}
+        ties = ties or {}
         sites = {
-            name: SiteRows(name, found.get((name, "activations")), found.get((name, "gradients"))) for name in names
+            name: SiteRows(
+                name, found.get((name, "activations")), found.get((name, "gradients")), tuple(ties.get(name, ()))
+            )
+            for name in names
         }
         return Harvest(sites, meta.view(np.recarray), np.asarray(losses, dtype=np.float64))
 

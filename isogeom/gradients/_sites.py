@@ -28,6 +28,7 @@ class Site:
     selectors: tuple[str, ...]
     maps: str | None = None  # class of the layer whose 3-D tensors are (batch, channels, length)
     side: str | None = None  # in an encoder-decoder model: "encoder", or "decoder" for all behind it
+    tied: tuple[str, ...] = ()  # of a weight: the other modules that have it too
 
     @property
     def is_table(self) -> bool:
@@ -43,6 +44,8 @@ def resolve_sites(model: nn.Module, sites: Iterable[str]) -> list[Site]:
         raise TypeError(
             f"sites is a {type(sites).__name__} of names to sites: pass its .values(), list(sites.values())"
         )
+    if isinstance(sites, (set, frozenset)):
+        raise TypeError("sites is a set, whose order changes from run to run: pass a list, for instance sorted(sites)")
     modules = dict(model.named_modules(remove_duplicate=False))
     encoder = encoder_prefix(model)
     found: dict[tuple[str, str, tuple[str, ...]], Site] = {}
@@ -67,12 +70,14 @@ def resolve_sites(model: nn.Module, sites: Iterable[str]) -> list[Site]:
                 selectors,
                 maps=channels_first(modules, name, kind),
                 side=None if encoder is None else _side(name, selectors, encoder),
+                tied=_tied(modules[name], modules) if kind == "weight" else (),
             )
             found.setdefault((name, kind, selectors), site)
     if not found:
         raise ValueError("sites is empty: name at least one module, for instance sites=['blocks.0']")
+    asked = [site.module for site in found.values() if site.kind == "weight"]
     for site in found.values():
-        _report_tied(site, modules, [other.module for other in found.values() if other.kind == "weight"])
+        _report_tied(site, [name for name in site.tied if not any(modules[name] is module for module in asked)])
     return list(found.values())
 
 
@@ -81,23 +86,24 @@ def _side(name: str, selectors: tuple[str, ...], encoder: str) -> str:
     return "encoder" if inside else "decoder"
 
 
-def _report_tied(site: Site, modules: Mapping[str, nn.Module], asked: list[nn.Module]) -> None:
-    """Warn that the weight of a ":weight" site is used elsewhere too, unless the other uses are sites as well."""
-    if site.kind != "weight":
-        return
-    weight = site.module._parameters.get("weight")
+def _tied(owner: nn.Module, modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Return the other modules that have the weight of a module, each by its first name."""
+    weight = owner._parameters.get("weight")
     others: dict[nn.Module, str] = {}
     for name, module in modules.items():
-        if weight is None or module is site.module or any(module is other for other in asked):
-            continue
-        if any(parameter is weight for parameter in module._parameters.values()):
+        if weight is not None and module is not owner and any(p is weight for p in module._parameters.values()):
             others.setdefault(module, name)
+    return tuple(others.values())
+
+
+def _report_tied(site: Site, others: list[str]) -> None:
+    """Warn that the weight of a ":weight" site is used by others too, which are no sites of the call."""
     if others:
-        names = ", ".join(map(repr, others.values()))
+        which = "" if len(others) == 1 else " that the model calls"
         warn_user(
-            f"the weight of site {site.name!r} is tied: it is that of {names} as well. The rows are what this use adds "
-            f"to its gradient, which is the sum over all uses; add the others to sites, for instance "
-            f"'{next(iter(others.values()))}:weight'"
+            f"the weight of site {site.name!r} is tied: it is that of {', '.join(map(repr, others))} as well. The rows "
+            "are what this use adds to its gradient, which is the sum over all uses; add the others"
+            f"{which} to sites, for instance '{others[-1]}:weight'"
         )
 
 
@@ -140,6 +146,11 @@ def _check_module(module: nn.Module, kind: str, name: str) -> None:
         raise TypeError(
             f"site {name!r}: ':weight' gives the factor rows of nn.Linear, transformers' Conv1D and nn.Embedding only, "
             f"not of {_class_name(module)}"
+        )
+    if kind == "weight" and isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
+        warn_user(
+            f"site {name!r}: {type(module).__name__} has a forward() of its own; its inputs and output gradients are "
+            "factors of its weight's gradient only if it multiplies its input by this weight, unscaled"
         )
 
 

@@ -17,6 +17,7 @@ from isogeom._validation import warn_user
 from isogeom.gradients._fingerprint import batch_digest, differences
 from isogeom.gradients._manifest import FORMAT, MANIFEST, SHARDS, Manifest, fault, sync_folder, write_shard
 from isogeom.gradients._reading import join
+from isogeom.gradients._result import Ties
 from isogeom.gradients._rowstore import RowStore
 from isogeom.gradients._sampling import Rows, Selection, row_keys, smallest
 
@@ -30,7 +31,14 @@ class DiskStore:
     was interrupted. With a row budget, shards hold candidates until the end, when those outside the sample are dropped.
     """
 
-    def __init__(self, folder: Path, fingerprint: dict[str, Any], sites: list[str], kinds: list[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fingerprint: dict[str, Any],
+        sites: list[str],
+        kinds: list[str],
+        ties: Ties | None = None,
+    ) -> None:
         self.folder = folder
         self.budget: int | None = fingerprint["max_rows"]
         self.seed: int = fingerprint["seed"]
@@ -39,6 +47,7 @@ class DiskStore:
         names = {f"{i:02d}-{_slug(site)}.{kind}": [site, kind] for i, site in enumerate(sites) for kind in kinds}
         self.arrays: dict[str, list[str]] = names
         self.fingerprint = fingerprint
+        self.ties = {site: list(names) for site, names in (ties or {}).items() if names}
         self._rows = RowStore(self.budget, fingerprint["dtype"])
         self._best = np.empty(0, np.uint64)  # smallest keys of the blocks so far, at most the budget
         self._batches: list[dict[str, Any]] = []  # of the block that is being harvested
@@ -59,7 +68,11 @@ class DiskStore:
                 raise ValueError(
                     f"out={str(self.folder)!r} is not empty and holds no harvest: name a new or empty folder"
                 )
-        shards.mkdir(parents=True, exist_ok=True)
+        try:
+            shards.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"out={str(self.folder)!r} could not be made ({error.strerror}): name a folder that you can write"
+            raise OSError(error.errno, message) from error
         _lock(stack, self.folder)
         self.manifest = Manifest(self.folder)
         header = self.manifest.header
@@ -84,6 +97,7 @@ class DiskStore:
                         "sites": self.sites,
                         "arrays": self.arrays,
                         "fingerprint": self.fingerprint,
+                        "tied": self.ties,
                     }
                 }
             )
@@ -98,8 +112,10 @@ class DiskStore:
         if incomplete and self.fingerprint["reduce"] is None:
             warn_user(f"{self.manifest.missing()}: what is missing is harvested again")
         self._drop_faulty()
-        if incomplete or named != set(self.manifest.blocks):
-            # Before anything changes: a repair that is interrupted must not be taken for a finished harvest.
+        behind = self.manifest.damaged and not self.manifest.torn and self.manifest.end is not None
+        if incomplete or behind or named != set(self.manifest.blocks):
+            # Before anything changes: a repair that is interrupted must not be taken for a finished harvest. It also
+            # drops damaged lines behind the end.
             self.manifest.append({"reopened": sorted(self.manifest.blocks)})
         self._drop_strays()
 
@@ -219,7 +235,7 @@ class DiskStore:
 
     # ------------------------------------------------------------------ the end
 
-    def finish(self, _names: list[str], losses: list[float], *, own_ids: bool = False) -> Any:
+    def finish(self, _names: list[str], losses: list[float], *, own_ids: bool = False, **_ties: Any) -> Any:
         """Write the last block, drop the rows outside the sample, end the manifest and open what is there."""
         if self._batches:
             self._flush((self._n_batches - 1) // self.step)

@@ -108,7 +108,12 @@ def _check_rows(X: Any, G: Any, table: bool) -> int:
 
 
 def _check_basis(basis: Any, width: int, table: bool) -> NDArray[np.float64]:
-    Q = np.asarray(basis, dtype=np.float64)
+    try:
+        Q = np.asarray(basis, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"basis must be an array of numbers of shape (r, {width}), got {type(basis).__name__}"
+        ) from error
     if Q.ndim != 2 or Q.shape[1] != width:
         side = "along the rows of the embedding, as G" if table else "on the input side, as X"
         raise ValueError(f"basis must have shape (r, {width}), {side} has columns, got {Q.shape}")

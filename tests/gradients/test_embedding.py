@@ -210,6 +210,17 @@ def test_paths_that_cannot_be_read(tmp_path, save):
     save(state(), tmp_path / "two.safetensors")
     with pytest.raises(ValueError, match=r"holds 2 \.safetensors files and no index: name one"):
         embedding_update(tmp_path, state(), NAME)
+    (tmp_path / "two.safetensors").write_bytes(b"abc")
+    with pytest.raises(ValueError, match=r"state_b: .*two\.safetensors is damaged .*fetch the checkpoint again"):
+        embedding_update(state(), tmp_path / "two.safetensors", NAME)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"tokens.weight": "three.safetensors"}}', encoding="utf-8")
+    with pytest.raises(FileNotFoundError, match=r"state_a=.* is incomplete: .* names three\.safetensors, which is not"):
+        embedding_update(tmp_path, state(), NAME)
+    for name in (index.name, "config.json"):
+        (tmp_path / name).write_text('{"weight_map', encoding="utf-8")
+        with pytest.raises(ValueError, match=rf"state_a: .*{name} is damaged"):
+            embedding_update(tmp_path if name == index.name else tmp_path / "one.safetensors", state(), NAME)
 
 
 # ---------------------------------------------------------------------- arguments
@@ -219,6 +230,12 @@ def test_paths_that_cannot_be_read(tmp_path, save):
     ("change", "error", "match"),
     [
         ({"state_a": 3}, TypeError, "state_a must be a module, a mapping of names to tensors, or the path.*got int"),
+        (
+            {"state_a": {"model": state()}},
+            TypeError,
+            r"state_a is a mapping without a tensor, it holds 'model' \(dict\)",
+        ),
+        ({"state_b": {NAME: np.ones((10, 4))}}, TypeError, "state_b is .* 'tokens.weight' \\(ndarray\\): .*as_tensor"),
         ({"name": 3}, TypeError, "name must be a string, got 3"),
         ({"name": "token.weight"}, ValueError, r"'token.weight' is not in state_a; matrices there: 'tokens.weight'"),
         ({"name": "bias"}, ValueError, r"'bias' has shape \(3,\) in state_a; it must be a matrix"),

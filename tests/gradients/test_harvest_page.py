@@ -17,6 +17,7 @@ def test_the_page_on_harvesting_runs_as_typed():
         exec(block, names)
     assert names["unknown"].lists == {"": "1 x Linear, 1 x Tanh"}
     assert list(names["rows"]) == list(dict.fromkeys(names["found"].values()))
+    assert names["head"].tied == ("embed",)
     model, losses = names["model"].eval(), 0
     for batch in names["batches"]:
         logits = model(**batch)[:, :-1]

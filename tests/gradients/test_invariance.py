@@ -214,6 +214,7 @@ def test_repr_is_the_text():
             ValueError,
             "sample_id of the batch repeats 1",
         ),
+        ({"site": ["mix"]}, TypeError, r"site must be a string, the name of one site, got \['mix'\]"),
         ({"site": "mixx"}, ValueError, "matches no module"),
         ({"mask": lambda b: b["input_ids"] != b["input_ids"].max()}, ValueError, "depends on the rest of the"),
     ],

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -19,34 +18,44 @@ from isogeom.gradients import harvest, open_harvest  # noqa: E402
 torch.set_num_threads(1)
 
 
-@pytest.fixture
-def tmp_path():
-    """A folder in memory where there is one: on a disk these tests would wait for fsync."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        yield Path(folder)
-
-
-def test_folders_of_several_processes_are_joined(tmp_path):
+def test_folders_of_several_processes_are_joined(memory_path):
     batches = make_batches()
     expected = harvest(Model(), batches, SITES)
-    run(tmp_path / "rank0", batches=batches[:4])
-    run(tmp_path / "rank1", batches=batches[4:])
-    assert_same(open_harvest([tmp_path / "rank0", tmp_path / "rank1"]), expected)
-    run(tmp_path / "other", Model(seed=1), batches=batches[4:])
+    run(memory_path / "rank0", batches=batches[:4])
+    run(memory_path / "rank1", batches=batches[4:])
+    assert_same(open_harvest([memory_path / "rank0", memory_path / "rank1"]), expected)
+    run(memory_path / "other", Model(seed=1), batches=batches[4:])
     with pytest.raises(ValueError, match=r"other does not belong to .*rank0: model_sha256"):
-        open_harvest([tmp_path / "rank0", tmp_path / "other"])
+        open_harvest([memory_path / "rank0", memory_path / "other"])
     with pytest.raises(ValueError, match="path is an empty list"):
         open_harvest([])
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"path": 3}, TypeError, "path must be the folder of a harvest, or a list of them, got 3"),
+        ({"path": [b"rows"]}, TypeError, "path must be the folder of a harvest, .* got b'rows'"),
+        ({"path": "~nobody-of-that-name/rows"}, ValueError, "names a home folder that is not known here"),
+        ({"verify": "yes"}, TypeError, "verify must be True or False, got 'yes'"),
+        ({"allow_repeats": "no"}, TypeError, "allow_repeats must be True or False, got 'no'"),
+    ],
+)
+def test_wrong_arguments_of_open_harvest(change, error, match, memory_path):
+    run(memory_path / "out")
+    arguments = {"path": memory_path / "out", **change}
+    with pytest.raises(error, match=match):
+        open_harvest(arguments.pop("path"), **arguments)
+
+
 @pytest.mark.parametrize("n_ranks", [2, 3])
 @pytest.mark.parametrize("options", [{}, {"sample_rate": 0.5}, {"rows": "mean", "sample_rate": 0.5}], ids=str)
-def test_rows_do_not_depend_on_the_number_of_processes(options, n_ranks, tmp_path):
+def test_rows_do_not_depend_on_the_number_of_processes(options, n_ranks, memory_path):
     batches = with_ids(make_batches())
     whole = harvest(Model(), batches, SITES, **options)
     for rank in range(n_ranks):
-        run(tmp_path / f"rank{rank}", batches=batches[rank::n_ranks], **options)
-    h = open_harvest([tmp_path / f"rank{rank}" for rank in range(n_ranks)])
+        run(memory_path / f"rank{rank}", batches=batches[rank::n_ranks], **options)
+    h = open_harvest([memory_path / f"rank{rank}" for rank in range(n_ranks)])
     order = np.lexsort((h.meta.position, h.meta.sample_id))
     for name in ("sample_id", "position", "token_id"):
         np.testing.assert_array_equal(h.meta[name][order], whole.meta[name])
@@ -59,13 +68,13 @@ def test_rows_do_not_depend_on_the_number_of_processes(options, n_ranks, tmp_pat
 @pytest.mark.parametrize(
     "options", [{"max_rows": 1}, {"max_rows": 17}, {"max_rows": 1000}, {"rows": "last", "max_rows": 9}], ids=str
 )
-def test_a_sample_of_several_processes_is_that_of_one(options, dtype, tmp_path):
+def test_a_sample_of_several_processes_is_that_of_one(options, dtype, memory_path):
     batches = with_ids(make_batches())
-    run(tmp_path / "whole", batches=batches, dtype=dtype, **options)
-    whole = open_harvest(tmp_path / "whole")
+    run(memory_path / "whole", batches=batches, dtype=dtype, **options)
+    whole = open_harvest(memory_path / "whole")
     for rank in range(3):
-        run(tmp_path / str(rank), batches=batches[rank::3], dtype=dtype, **options)
-    h = open_harvest([tmp_path / str(rank) for rank in range(3)])
+        run(memory_path / str(rank), batches=batches[rank::3], dtype=dtype, **options)
+    h = open_harvest([memory_path / str(rank) for rank in range(3)])
     order = np.lexsort((h.meta.position, h.meta.sample_id))
     for name in ("sample_id", "position", "token_id"):
         np.testing.assert_array_equal(h.meta[name][order], whole.meta[name])
@@ -81,10 +90,10 @@ def test_a_sample_of_several_processes_is_that_of_one(options, dtype, tmp_path):
         np.testing.assert_array_equal(np.concatenate(blocks), expected[back])
 
 
-def test_samples_without_ids_are_those_of_every_folder(tmp_path):
+def test_samples_without_ids_are_those_of_every_folder(memory_path):
     batches = make_batches()
-    parts = [run(tmp_path / str(r), batches=batches[r::2], max_rows=9) for r in range(2)]
-    h = open_harvest([tmp_path / "0", tmp_path / "1"])
+    parts = [run(memory_path / str(r), batches=batches[r::2], max_rows=9) for r in range(2)]
+    h = open_harvest([memory_path / "0", memory_path / "1"])
     assert h.n_rows == 18
     for site in SITES:
         expected = np.concatenate([part[site].gradients[:] for part in parts])
@@ -95,23 +104,23 @@ def test_samples_without_ids_are_those_of_every_folder(tmp_path):
 
 
 @pytest.mark.parametrize("reduce", [None, "moments"])
-def test_a_folder_that_is_named_twice(reduce, tmp_path):
-    run(tmp_path / "a", reduce=reduce)
-    (tmp_path / "link").symlink_to(tmp_path / "a", target_is_directory=True)
+def test_a_folder_that_is_named_twice(reduce, memory_path):
+    run(memory_path / "a", reduce=reduce)
+    (memory_path / "link").symlink_to(memory_path / "a", target_is_directory=True)
     with pytest.raises(ValueError, match=r"path names .*a twice: its rows would count twice"):
-        open_harvest([tmp_path / "a", tmp_path / "a"])
-    for other in (tmp_path / "link", str(tmp_path / "a" / ".." / "a")):
+        open_harvest([memory_path / "a", memory_path / "a"])
+    for other in (memory_path / "link", str(memory_path / "a" / ".." / "a")):
         with pytest.raises(ValueError, match=r"path names .*a again as .*: its rows would count twice"):
-            open_harvest([tmp_path / "a", other], allow_repeats=True)
+            open_harvest([memory_path / "a", other], allow_repeats=True)
 
 
 @pytest.mark.parametrize("reduce", [None, "moments"])
-def test_batches_that_lie_in_two_folders(reduce, tmp_path):
+def test_batches_that_lie_in_two_folders(reduce, memory_path):
     batches = make_batches()
-    run(tmp_path / "a", batches=batches[:4], reduce=reduce)
-    run(tmp_path / "b", batches=batches[5:], reduce=reduce)
-    run(tmp_path / "c", batches=[*batches[4:5], batches[2]], reduce=reduce)
-    folders = [tmp_path / name for name in "abc"]
+    run(memory_path / "a", batches=batches[:4], reduce=reduce)
+    run(memory_path / "b", batches=batches[5:], reduce=reduce)
+    run(memory_path / "c", batches=[*batches[4:5], batches[2]], reduce=reduce)
+    folders = [memory_path / name for name in "abc"]
     with pytest.raises(ValueError, match=r"batch 1 of .*c has the contents of batch 2 of .*a: .*allow_repeats=True"):
         open_harvest(folders)
     h = open_harvest(folders, allow_repeats=True)
@@ -123,34 +132,34 @@ def test_batches_that_lie_in_two_folders(reduce, tmp_path):
         assert_same(h, expected)
 
 
-def test_equal_batches_of_one_call_are_its_own_business(tmp_path):
+def test_equal_batches_of_one_call_are_its_own_business(memory_path):
     batches = make_batches(3)
-    run(tmp_path / "a", batches=[*batches, *batches])
-    assert open_harvest(tmp_path / "a").n_rows == 2 * harvest(Model(), batches, SITES).n_rows
+    run(memory_path / "a", batches=[*batches, *batches])
+    assert open_harvest(memory_path / "a").n_rows == 2 * harvest(Model(), batches, SITES).n_rows
 
 
-def test_samples_that_lie_in_two_folders(tmp_path):
+def test_samples_that_lie_in_two_folders(memory_path):
     batches = with_ids(make_batches())
-    run(tmp_path / "a", batches=batches[:4])
-    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    run(memory_path / "a", batches=batches[:4])
+    shutil.copytree(memory_path / "a", memory_path / "copy")
     with pytest.raises(ValueError, match=r"batch 0 of .*copy has the contents of batch 0 of .*a"):
-        open_harvest([tmp_path / "a", tmp_path / "copy"])
+        open_harvest([memory_path / "a", memory_path / "copy"])
     with pytest.raises(ValueError, match=r"copy and .*a both hold rows of sample 0 \(12 samples in all\)"):
-        open_harvest([tmp_path / "a", tmp_path / "copy"], allow_repeats=True)
+        open_harvest([memory_path / "a", memory_path / "copy"], allow_repeats=True)
     # The same samples, cut into batches in another way.
     mixed = [{key: torch.cat([batches[i][key][:2] for i in (0, 3)]) for key in batches[0]}]
-    run(tmp_path / "b", batches=batches[4:])
-    run(tmp_path / "c", batches=mixed)
+    run(memory_path / "b", batches=batches[4:])
+    run(memory_path / "c", batches=mixed)
     with pytest.raises(ValueError, match=r"c and .*a both hold rows of sample 0 \(4 samples in all\)"):
-        open_harvest([tmp_path / "b", tmp_path / "a", tmp_path / "c"])
+        open_harvest([memory_path / "b", memory_path / "a", memory_path / "c"])
 
 
-def test_ids_come_with_every_folder_or_none(tmp_path):
+def test_ids_come_with_every_folder_or_none(memory_path):
     batches = make_batches()
-    run(tmp_path / "a", batches=batches[:4])
-    run(tmp_path / "b", batches=with_ids(batches[4:]))
+    run(memory_path / "a", batches=batches[:4])
+    run(memory_path / "b", batches=with_ids(batches[4:]))
     with pytest.raises(ValueError, match=r"the batches of .*b brought a sample_id, those of .*a did not"):
-        open_harvest([tmp_path / "a", tmp_path / "b"])
+        open_harvest([memory_path / "a", memory_path / "b"])
 
 
 # ---------------------------------------------------------------------- torch.distributed
@@ -180,12 +189,13 @@ dist.destroy_process_group()
 """
 
 
-def test_two_processes_of_torch_distributed(tmp_path):
+def test_two_processes_of_torch_distributed(memory_path):
     if not torch.distributed.is_available():
         pytest.skip("torch.distributed is not available")
     tests = Path(__file__).parents[1]
     commands = [
-        [sys.executable, "-c", GLOO_WORKER, str(r), str(tmp_path), str(tmp_path / "gloo"), tests] for r in range(2)
+        [sys.executable, "-c", GLOO_WORKER, str(r), str(memory_path), str(memory_path / "gloo"), tests]
+        for r in range(2)
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     workers = [
@@ -199,10 +209,10 @@ def test_two_processes_of_torch_distributed(tmp_path):
             worker.kill()
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     whole = harvest(Model(), make_batches(), SITES, sample_rate=0.5)
-    h = open_harvest([tmp_path / "rows0", tmp_path / "rows1"])
+    h = open_harvest([memory_path / "rows0", memory_path / "rows1"])
     order = np.lexsort((h.meta.position, h.meta.sample_id))
-    gathered = torch.load(tmp_path / "merged.pt", weights_only=False)
-    opened = open_harvest([tmp_path / "moments0", tmp_path / "moments1"])
+    gathered = torch.load(memory_path / "merged.pt", weights_only=False)
+    opened = open_harvest([memory_path / "moments0", memory_path / "moments1"])
     assert opened.n_rows == whole.n_rows
     for name in ("sample_id", "position", "token_id"):
         np.testing.assert_array_equal(h.meta[name][order], whole.meta[name])

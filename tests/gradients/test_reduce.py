@@ -47,6 +47,8 @@ def test_moments_are_those_of_the_rows(both):
     np.testing.assert_array_equal(moments.losses, rows.losses)
     assert repr(moments) == f"HarvestMoments({rows.n_rows} rows, 3 sites, 6 batches)"
     assert moments["embed:out"] is moments["embed"]
+    shown = f"Moments(count={rows.n_rows}, n_features=9)"
+    assert repr(moments["embed"]) == f"SiteMoments('embed', activations {shown}, gradients {shown}, cross (9, 9))"
     with pytest.raises(KeyError, match="no site 'x'"):
         moments["x"]
     for name in SITES:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -17,13 +16,6 @@ from isogeom.gradients import HarvestMoments, _manifest, harvest, open_harvest  
 
 torch.set_num_threads(1)
 SAMPLE = {"reduce": "moments", "max_rows": 17}
-
-
-@pytest.fixture
-def tmp_path():
-    """A folder in memory where there is one: on a disk these tests would wait for fsync."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 def assert_equal(got, expected):
@@ -68,25 +60,25 @@ def assert_moments_of(got, rows):
     [{}, {"collect": ["act"]}, {"collect": ["grad"]}, {"sample_rate": 0.1}, {"max_rows": 17}, {"batches_per_shard": 1}],
     ids=str,
 )
-def test_a_folder_of_moments_is_opened_again(options, tmp_path):
-    expected = run(tmp_path / "a", reduce="moments", **options)
-    for got in (open_harvest(tmp_path / "a"), open_harvest([str(tmp_path / "a")], verify=False)):
+def test_a_folder_of_moments_is_opened_again(options, memory_path):
+    expected = run(memory_path / "a", reduce="moments", **options)
+    for got in (open_harvest(memory_path / "a"), open_harvest([str(memory_path / "a")], verify=False)):
         assert_equal(got, expected)
     model = Model()
-    assert_equal(run(tmp_path / "a", model, reduce="moments", **options), expected)
+    assert_equal(run(memory_path / "a", model, reduce="moments", **options), expected)
     assert model.runs == 0
 
 
-def test_a_harvest_without_a_loss_is_opened_again(tmp_path):
-    h = harvest(Model(), make_batches(), ["embed"], collect=["act"], reduce="moments", out=tmp_path)
-    assert np.isnan(open_harvest(tmp_path).losses).all()
-    assert_equal(open_harvest(tmp_path), h)
+def test_a_harvest_without_a_loss_is_opened_again(memory_path):
+    h = harvest(Model(), make_batches(), ["embed"], collect=["act"], reduce="moments", out=memory_path)
+    assert np.isnan(open_harvest(memory_path).losses).all()
+    assert_equal(open_harvest(memory_path), h)
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
-def test_damaged_moments_are_named_and_not_read(damage, tmp_path):
-    run(tmp_path / "a", reduce="moments")
-    path = next((tmp_path / "a" / "shards").glob("*.cross.npy"))
+def test_damaged_moments_are_named_and_not_read(damage, memory_path):
+    run(memory_path / "a", reduce="moments")
+    path = next((memory_path / "a" / "shards").glob("*.cross.npy"))
     original = path.read_bytes()
     if damage == "delete":
         path.unlink()
@@ -94,24 +86,24 @@ def test_damaged_moments_are_named_and_not_read(damage, tmp_path):
         path.write_bytes(original[:-1] if damage == "truncate" else original[:-1] + bytes([original[-1] ^ 1]))
     word = {"flip": "is corrupt", "truncate": "is truncated", "delete": "is missing"}[damage]
     with pytest.raises(ValueError, match=rf"{path.name} {word}.*run the same call of harvest again"):
-        open_harvest(tmp_path / "a")
+        open_harvest(memory_path / "a")
 
 
-def test_an_unfinished_folder_of_moments_is_refused(tmp_path):
+def test_an_unfinished_folder_of_moments_is_refused(memory_path):
     with pytest.raises(StopError):
-        run(tmp_path / "a", batches=stopping(5), reduce="moments")
+        run(memory_path / "a", batches=stopping(5), reduce="moments")
     with pytest.raises(ValueError, match=r"is unfinished \(it was interrupted\)"):
-        open_harvest(tmp_path / "a")
+        open_harvest(memory_path / "a")
 
 
 # ---------------------------------------------------------------------- merged
 
 
 @pytest.mark.parametrize("options", [{}, {"sample_rate": 0.5}, {"collect": ["act"]}], ids=str)
-def test_folders_of_moments_are_merged(options, tmp_path):
+def test_folders_of_moments_are_merged(options, memory_path):
     batches = with_ids(make_batches())
-    parts = [run(tmp_path / f"rank{r}", batches=batches[r::2], reduce="moments", **options) for r in range(2)]
-    folders = [tmp_path / "rank0", tmp_path / "rank1"]
+    parts = [run(memory_path / f"rank{r}", batches=batches[r::2], reduce="moments", **options) for r in range(2)]
+    folders = [memory_path / "rank0", memory_path / "rank1"]
     assert_equal(open_harvest(folders), parts[0].merge(parts[1]))
     whole = harvest(Model(), batches, SITES, reduce="moments", **options)
     got = open_harvest(folders)
@@ -123,28 +115,28 @@ def test_folders_of_moments_are_merged(options, tmp_path):
         np.testing.assert_allclose(a.covariance(), b.covariance(), rtol=1e-4, atol=1e-6)
 
 
-def test_samples_of_two_processes_are_merged(tmp_path):
+def test_samples_of_two_processes_are_merged(memory_path):
     batches = make_batches()
-    parts = [run(tmp_path / str(r), batches=batches[r::2], **SAMPLE) for r in range(2)]
-    got = open_harvest([tmp_path / "0", tmp_path / "1"])
+    parts = [run(memory_path / str(r), batches=batches[r::2], **SAMPLE) for r in range(2)]
+    got = open_harvest([memory_path / "0", memory_path / "1"])
     assert_equal(got, parts[0].merge(parts[1]))
     assert got.n_rows == 34
 
 
-def test_folders_of_moments_that_do_not_belong_together(tmp_path):
+def test_folders_of_moments_that_do_not_belong_together(memory_path):
     batches = make_batches()
-    run(tmp_path / "a", batches=batches[:4], reduce="moments")
-    run(tmp_path / "rows", batches=batches[4:])
-    run(tmp_path / "other", Model(seed=1), batches=batches[4:], reduce="moments")
-    run(tmp_path / "overlap", batches=batches[3:], reduce="moments")
+    run(memory_path / "a", batches=batches[:4], reduce="moments")
+    run(memory_path / "rows", batches=batches[4:])
+    run(memory_path / "other", Model(seed=1), batches=batches[4:], reduce="moments")
+    run(memory_path / "overlap", batches=batches[3:], reduce="moments")
     with pytest.raises(
         ValueError, match=r"rows does not belong to .*a: reduce: the store has 'moments', this call None"
     ):
-        open_harvest([tmp_path / "a", tmp_path / "rows"])
+        open_harvest([memory_path / "a", memory_path / "rows"])
     with pytest.raises(ValueError, match=r"other does not belong to .*a: model_sha256"):
-        open_harvest([tmp_path / "a", tmp_path / "other"])
+        open_harvest([memory_path / "a", memory_path / "other"])
     with pytest.raises(ValueError, match=r"batch 0 of .*overlap has the contents of batch 3 of .*a: .* count twice"):
-        open_harvest([tmp_path / "a", tmp_path / "overlap"])
+        open_harvest([memory_path / "a", memory_path / "overlap"])
 
 
 # ---------------------------------------------------------------------- of a sample
@@ -152,18 +144,18 @@ def test_folders_of_moments_that_do_not_belong_together(tmp_path):
 
 @pytest.mark.parametrize("max_rows", [1, 17, 10_000])
 @pytest.mark.parametrize("rows", ["tokens", "mean"])
-def test_moments_of_a_sample_are_those_of_its_rows(rows, max_rows, tmp_path):
+def test_moments_of_a_sample_are_those_of_its_rows(rows, max_rows, memory_path):
     options = {"max_rows": max_rows, "rows": rows}
     sample = harvest(Model(), make_batches(), SITES, **options)
     memory = harvest(Model(), make_batches(), SITES, reduce="moments", **options)
-    disk = run(tmp_path / "a", reduce="moments", **options)
+    disk = run(memory_path / "a", reduce="moments", **options)
     if max_rows > 1:
         assert_moments_of(memory, sample)
         assert_moments_of(disk, sample)
     else:
         assert memory.n_rows == disk.n_rows == 1
         np.testing.assert_allclose(disk["embed"].activations.mean, sample["embed"].activations[0], rtol=1e-6)
-    assert_equal(open_harvest(tmp_path / "a"), disk)
+    assert_equal(open_harvest(memory_path / "a"), disk)
 
 
 def test_one_shot_batches_and_any_batch_size_give_the_same_sample():
@@ -177,29 +169,29 @@ def test_one_shot_batches_and_any_batch_size_give_the_same_sample():
             np.testing.assert_allclose(got[site].gradients.mean, one[site].gradients.mean, rtol=1e-4, atol=1e-7)
 
 
-def test_a_folder_of_a_sample_holds_no_rows_in_the_end(tmp_path):
-    run(tmp_path / "a", **SAMPLE)
-    names = sorted(path.name for path in (tmp_path / "a" / "shards").iterdir())
+def test_a_folder_of_a_sample_holds_no_rows_in_the_end(memory_path):
+    run(memory_path / "a", **SAMPLE)
+    names = sorted(path.name for path in (memory_path / "a" / "shards").iterdir())
     assert len(names) == 9
     assert all(name.endswith((".moments.npy", ".cross.npy")) for name in names)
     d = 5
-    sizes = [path.stat().st_size for path in (tmp_path / "a" / "shards").glob("*embed.*.moments.npy")]
+    sizes = [path.stat().st_size for path in (memory_path / "a" / "shards").glob("*embed.*.moments.npy")]
     assert sizes == [128 + 8 * (2 + d + d * d)] * 2
 
 
 @pytest.mark.parametrize("n", range(1, 8))
-def test_interrupted_samples_end_with_the_same_bytes(n, tmp_path):
-    run(tmp_path / "whole", **SAMPLE)
+def test_interrupted_samples_end_with_the_same_bytes(n, memory_path):
+    run(memory_path / "whole", **SAMPLE)
     if n < 7:
         with pytest.raises(StopError):
-            run(tmp_path / "part", batches=stopping(n), **SAMPLE)
+            run(memory_path / "part", batches=stopping(n), **SAMPLE)
     model = Model()
-    run(tmp_path / "part", model, **SAMPLE)
+    run(memory_path / "part", model, **SAMPLE)
     assert model.runs == 7 - n // 2 * 2 if n < 7 else 7
-    assert content(tmp_path / "part") == content(tmp_path / "whole")
+    assert content(memory_path / "part") == content(memory_path / "whole")
 
 
-def test_a_sample_crashed_at_every_write_resumes_to_the_same_bytes(tmp_path, monkeypatch):
+def test_a_sample_crashed_at_every_write_resumes_to_the_same_bytes(memory_path, monkeypatch):
     """Stop before each call to the system in turn, as a kill would."""
 
     class Killed(BaseException):
@@ -221,93 +213,93 @@ def test_a_sample_crashed_at_every_write_resumes_to_the_same_bytes(tmp_path, mon
     unlink = Path.unlink
     monkeypatch.setattr(Path, "unlink", lambda self, **kw: counted(unlink)(self, **kw))
     batches, options = make_batches(5), {"reduce": "moments", "max_rows": 10}
-    run(tmp_path / "whole", batches=batches, **options)
+    run(memory_path / "whole", batches=batches, **options)
     total = 10**9 - calls["left"]
-    expected = content(tmp_path / "whole")
+    expected = content(memory_path / "whole")
     assert total > 60
     for at in range(total):
         calls["left"] = 10**9
-        shutil.rmtree(tmp_path / "part", ignore_errors=True)
+        shutil.rmtree(memory_path / "part", ignore_errors=True)
         calls["left"] = at
         with pytest.raises(Killed):
-            run(tmp_path / "part", batches=batches, **options)
+            run(memory_path / "part", batches=batches, **options)
         calls["left"] = 10**9
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            run(tmp_path / "part", batches=batches, **options)
-        assert content(tmp_path / "part") == expected, at
+            run(memory_path / "part", batches=batches, **options)
+        assert content(memory_path / "part") == expected, at
 
 
-def test_a_sample_that_is_reduced_takes_no_more_batches(tmp_path):
-    run(tmp_path / "a", batches=make_batches(6), **SAMPLE)
-    manifest = tmp_path / "a" / "manifest.jsonl"
+def test_a_sample_that_is_reduced_takes_no_more_batches(memory_path):
+    run(memory_path / "a", batches=make_batches(6), **SAMPLE)
+    manifest = memory_path / "a" / "manifest.jsonl"
     lines = manifest.read_bytes().splitlines(keepends=True)
     manifest.write_bytes(b"".join(lines[:-1]))  # stopped before the line that ends it
     with pytest.raises(ValueError, match="is unfinished"):
-        open_harvest(tmp_path / "a")
+        open_harvest(memory_path / "a")
     with pytest.raises(ValueError, match="it ended after 6 batches, but there are more now"):
-        run(tmp_path / "a", batches=make_batches(7), **SAMPLE)
+        run(memory_path / "a", batches=make_batches(7), **SAMPLE)
     with pytest.raises(ValueError, match="it holds 6 batches, but there are only 5 now"):
-        run(tmp_path / "a", batches=make_batches(5), **SAMPLE)
+        run(memory_path / "a", batches=make_batches(5), **SAMPLE)
     model = Model()
-    run(tmp_path / "a", model, batches=make_batches(6), **SAMPLE)
+    run(memory_path / "a", model, batches=make_batches(6), **SAMPLE)
     assert model.runs == 0
     assert manifest.read_bytes() == b"".join(lines)
 
 
 @pytest.mark.parametrize("line", [1, 2, 4, 5])
-def test_a_sample_with_a_deleted_line_is_harvested_again(line, tmp_path):
-    expected = run(tmp_path / "a", **SAMPLE)
-    manifest = tmp_path / "a" / "manifest.jsonl"
+def test_a_sample_with_a_deleted_line_is_harvested_again(line, memory_path):
+    expected = run(memory_path / "a", **SAMPLE)
+    manifest = memory_path / "a" / "manifest.jsonl"
     lines = manifest.read_bytes().splitlines(keepends=True)
     assert len(lines) == 7
     del lines[line]
     manifest.write_bytes(b"".join(lines))
     if line == 4:  # the candidates of the last block, which the moments replace
-        assert_equal(open_harvest(tmp_path / "a"), expected)
+        assert_equal(open_harvest(memory_path / "a"), expected)
         return
     with pytest.raises(ValueError, match="run the same call of harvest again"):
-        open_harvest(tmp_path / "a")
+        open_harvest(memory_path / "a")
     model = Model()
     with pytest.warns(UserWarning, match="harvested again"):
-        got = run(tmp_path / "a", model, **SAMPLE)
+        got = run(memory_path / "a", model, **SAMPLE)
     assert model.runs == 7
     assert_equal(got, expected)
-    assert_equal(open_harvest(tmp_path / "a"), expected)
+    assert_equal(open_harvest(memory_path / "a"), expected)
 
 
-def test_damaged_candidates_are_harvested_again(tmp_path):
-    expected = run(tmp_path / "whole", **SAMPLE)
+def test_damaged_candidates_are_harvested_again(memory_path):
+    expected = run(memory_path / "whole", **SAMPLE)
     with pytest.raises(StopError):
-        run(tmp_path / "a", batches=stopping(5), **SAMPLE)
-    path = sorted((tmp_path / "a" / "shards").glob("000001.*gradients*"))[0]
+        run(memory_path / "a", batches=stopping(5), **SAMPLE)
+    path = sorted((memory_path / "a" / "shards").glob("000001.*gradients*"))[0]
     path.write_bytes(path.read_bytes()[:-1])
     model = Model()
     with pytest.warns(UserWarning, match=rf"{path.name} is truncated.*its batches are harvested again"):
-        got = run(tmp_path / "a", model, **SAMPLE)
+        got = run(memory_path / "a", model, **SAMPLE)
     assert model.runs == 2 + 3
     assert_equal(got, expected)
 
 
-def test_damaged_moments_of_a_sample_start_over(tmp_path):
-    expected = run(tmp_path / "a", **SAMPLE)
-    path = sorted((tmp_path / "a" / "shards").iterdir())[0]
+def test_damaged_moments_of_a_sample_start_over(memory_path):
+    expected = run(memory_path / "a", **SAMPLE)
+    path = sorted((memory_path / "a" / "shards").iterdir())[0]
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="is truncated.*all batches are harvested again"), pytest.raises(StopError):
-        run(tmp_path / "a", batches=stopping(5), **SAMPLE)
+        run(memory_path / "a", batches=stopping(5), **SAMPLE)
     with pytest.raises(ValueError, match="is unfinished"):
-        open_harvest(tmp_path / "a")
+        open_harvest(memory_path / "a")
     model = Model()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert_equal(run(tmp_path / "a", model, **SAMPLE), expected)
+        assert_equal(run(memory_path / "a", model, **SAMPLE), expected)
     assert model.runs == 3  # the blocks of the repair are kept
-    assert_equal(open_harvest(tmp_path / "a"), expected)
+    assert_equal(open_harvest(memory_path / "a"), expected)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("out", [False, True])
-def test_memory_of_a_sample_is_that_of_its_rows(out, tmp_path):
+def test_memory_of_a_sample_is_that_of_its_rows(out, memory_path):
     """Every batch has 1.5 MB of rows, 300 MB in all; the sample has 1.5 MB."""
     d, resident = 192, []
     model = torch.nn.Sequential(torch.nn.Linear(4, d), torch.nn.Tanh(), torch.nn.Linear(d, 1))
@@ -319,7 +311,7 @@ def test_memory_of_a_sample_is_that_of_its_rows(out, tmp_path):
             resident.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
             yield x
 
-    options = {"out": tmp_path / "out", "batches_per_shard": 4} if out else {}
+    options = {"out": memory_path / "out", "batches_per_shard": 4} if out else {}
     h = harvest(
         model, batches(), ["0"], loss=lambda m, x: m(x).square().sum(), max_rows=1000, reduce="moments", **options
     )

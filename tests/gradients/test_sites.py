@@ -123,19 +123,22 @@ def test_weight_sites_need_a_linear_layer():
         names("0:weight", model=nn.Sequential(nn.EmbeddingBag(3, 4)))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     ("wrap", "site", "match"),
     [
         (lambda x: (x, 2 * x), "wrap", r"several fit, choose one by its suffix: :out\[0\] \(2, 3, 4\).*; :out\[1\]"),
         (lambda x: {"a": x, "b": x.mean(1)}, "wrap", r":out\[a\] \(2, 3, 4\).*; :out\[b\] \(2, 4\)"),
         (lambda x: (x.sum(),), "wrap", r"none fits: :out\[0\] \(\) torch.float32"),
-        (lambda x: x[:1], "wrap", r"batch=2; none fits: :out \(1, 3, 4\)"),
+        (lambda x: x[:1], "wrap", r"batch=2; none fits: :out \(1, 3, 4\) .*A batch of 1 stands for all samples"),
+        (lambda x: x.flatten(0, 1), "wrap", r"none fits: :out \(6, 4\) .*\(batch \* seq, d\): name a module around"),
         (lambda x: x[:, None], "wrap", r"none fits: :out \(2, 1, 3, 4\) .*name the layer that pools or flattens them"),
         (lambda x: (x, 2 * x), "wrap:out[2]", r"there is no item \[2\]; the value has items \[0, 1\]"),
         (lambda x: {"a": x}, "wrap:out[c]", r"no item \[c\]; the value has items \['a'\]"),
         (lambda x: x, "wrap:out[0]", "no items, it is a Tensor"),
-        (lambda x: x, "wrap:in[y]", r"called with 1 positional inputs and keywords \[\]"),
-        (lambda x: x, "wrap:in[3]", "called with 1 positional inputs"),
+        (lambda x: x, "wrap:in[y]", r"no input \[y\]; the inputs of Module are \['x'\], and it was called with 1 of"),
+        (lambda x: torch.nested.nested_tensor(list(x)), "wrap", ":out is a nested tensor, .*: pad it"),
+        (lambda x: x, "wrap:in[3]", r"there is no input \[3\]; the inputs of Module are \['x'\]"),
         (lambda x: (x, x.long()), "wrap:out[1]", r"none fits: :out\[1\] \(2, 3, 4\) torch.int64"),
     ],
 )

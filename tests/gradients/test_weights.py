@@ -1,5 +1,6 @@
 """Factor rows of embeddings, tied weights, and norms of weight gradients, against autograd sample by sample."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -10,11 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from isogeom.gradients import (  # noqa: E402
-    harvest,
-    open_harvest,
-    weight_gradient_norms,
-)
+from isogeom.gradients import harvest, open_harvest, weight_gradient_norms  # noqa: E402
 
 torch.set_num_threads(1)
 VOCABULARY, WIDTH = 9, 6  # few tokens, so that most stand in a sample more than once
@@ -212,12 +209,66 @@ def test_both_sides_of_a_tied_weight_add_up_to_its_gradient():
         assert min(np.abs(read).max(), np.abs(write).max()) > 0.01
 
 
+@pytest.mark.parametrize("options", [{}, {"max_rows": 7}], ids=str)
+@pytest.mark.parametrize("reduce", [None, "moments"])
+def test_the_result_keeps_what_a_weight_is_tied_with(reduce, options, tmp_path):
+    model = tied_gpt2()
+    model.extra = nn.Linear(8, VOCABULARY, bias=False)  # it never runs
+    model.extra.weight = model.lm_head.weight
+    sites = ["lm_head:weight", "transformer.h.0.mlp.c_fc:weight", "lm_head", "lm_head:in"]
+    expected = [("transformer.wte", "extra"), (), (), ()]
+    batches = [{"input_ids": make_ids(2, 5 + i)} for i in range(3)]
+
+    def run(out=None, batches=batches):
+        with pytest.warns(UserWarning, match="is tied: .* add the others that the model calls to sites"):
+            return harvest(model, batches, sites, reduce=reduce, out=out, batches_per_shard=1, **options)
+
+    def ties(h):
+        return [h[site].tied for site in sites]
+
+    assert ties(run()) == ties(run(tmp_path / "a", batches[:2])) == expected
+    assert ties(run(tmp_path / "a", batches[:2])) == expected  # nothing is computed
+    run(tmp_path / "b", batches[2:])
+    joined = open_harvest([tmp_path / "a", tmp_path / "b"])
+    assert ties(open_harvest(tmp_path / "a")) == ties(joined) == ties(pickle.loads(pickle.dumps(joined))) == expected
+    assert "tied with 'transformer.wte', 'extra'" in repr(joined["lm_head:weight"])
+    assert "tied" not in repr(joined["lm_head"])
+    if reduce is None:
+        assert ties(joined.select([0, 1])) == ties(next(joined.iter_blocks(2))) == expected
+    else:
+        assert ties(run().merge(run())) == expected
+
+
+def test_both_sides_of_a_tied_weight_name_each_other(tmp_path):
+    sites = ["transformer.wte:weight", "lm_head:weight"]
+    harvest(tied_gpt2(), [{"input_ids": make_ids(2, 5)}], sites, out=tmp_path / "out")
+    h = open_harvest(tmp_path / "out")
+    assert [h[site].tied for site in sites] == [("lm_head",), ("transformer.wte",)]
+
+
+def test_a_linear_layer_with_a_forward_of_its_own_warns():
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight * 3)
+
+    class Renamed(nn.Linear):
+        pass
+
+    model, batches = nn.Sequential(Scaled(3, 2), Renamed(2, 2)), [torch.ones(4, 3)]
+    with pytest.warns(UserWarning, match=r"site '0:weight': Scaled has a forward\(\) of its own; .*, unscaled"):
+        harvest(model, batches, ["0:weight"], loss=lambda model, x: model(x).sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        harvest(model, batches, ["0", "1:weight"], loss=lambda model, x: model(x).sum())
+
+
 def test_only_tied_weights_are_reported():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = Model()
         model.alias = model.head  # one module under two names is no second use
-        harvest(model, [{"input_ids": make_ids(2, 5)}], ["embed:weight", "head:weight", "hidden:weight"])
+        h = harvest(model, [{"input_ids": make_ids(2, 5)}], ["embed:weight", "head:weight", "hidden:weight"])
+        assert [rows.tied for rows in h.values()] == [(), (), ()]
         harvest(Model(tied=True), [{"input_ids": make_ids(2, 5)}], ["embed", "head:in", "hidden:weight"])
 
 
@@ -294,6 +345,7 @@ def test_gradients_that_cancel_have_norm_zero():
         ({"X": np.ones((0, 2)), "G": np.ones((0, 3))}, ValueError, "no rows"),
         ({"basis": np.ones((2, 3))}, ValueError, r"basis must have shape \(r, 2\), on the input side"),
         ({"basis": np.full((1, 2), np.nan)}, ValueError, "basis holds values"),
+        ({"basis": "all"}, TypeError, r"basis must be an array of numbers of shape \(r, 2\), got str"),
         ({"groups": [0, 1]}, ValueError, r"one label per row, shape \(4,\), got \(2,\)"),
         ({"groups": [0.0, 1.0, np.nan, 1.0]}, ValueError, "groups holds NaN"),
     ],
