@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from isogeom import _xp
 from isogeom._callbacks import IterativeMixin, Steps
+from isogeom._moments import Moments
 from isogeom._xp import Array
 
 __all__ = [
@@ -72,6 +73,7 @@ class Transformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         `convert` False leaves half precision, integers and booleans as they are, for callers that convert every block
         of rows when they read it: an array of them is then not copied.
         """
+        _refuse_moments(X, "X", type(self).__name__)
         if not convert and _is_convertible(X) and X.shape[0] >= min_samples and X.shape[1] >= max(min_features, 1):
             X = X.detach() if hasattr(X, "detach") else np.asarray(X) if isinstance(X, np.ndarray) else X
             if finite:
@@ -206,6 +208,12 @@ def _lift_half(X: Any) -> Any:
     return X
 
 
+def _refuse_moments(X: Any, name: str, owner: str | None) -> None:
+    """Raise TypeError if `X` is Moments: not every step can do without the rows."""
+    if isinstance(X, Moments):
+        raise TypeError(f"{name} is Moments, but {owner or 'this'} needs the rows themselves here: pass an array.")
+
+
 def check_rows(X: Any, *, name: str, min_samples: int = 1, min_features: int = 1, owner: str | None = None) -> Array:
     """Validate a matrix of rows from any array library.
 
@@ -233,6 +241,7 @@ def check_rows(X: Any, *, name: str, min_samples: int = 1, min_features: int = 1
     TypeError
         If the dtype is not real, or `X` is sparse.
     """
+    _refuse_moments(X, name, owner)
     if not _xp.is_foreign(X):
         if sp.issparse(X):
             raise TypeError(f"{name} is sparse; isogeom works on dense rows: pass {name}.toarray().")

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 from sklearn.utils import get_tags
 
-from isogeom import _xp
+from isogeom import Moments, _xp
 from isogeom._validation import (
     Transformer,
     check_choice,
@@ -17,6 +17,7 @@ from isogeom._validation import (
     take_rows,
     warn_user,
 )
+from isogeom.decomposition import ICA, PCA
 
 
 class Identity(Transformer):
@@ -307,3 +308,11 @@ def test_rows_are_taken_from_anything(as_array):
     frame = take_rows(pandas.DataFrame(x, columns=list("abc")), np.array([2, 0]))
     assert list(frame.columns) == list("abc")
     np.testing.assert_array_equal(frame.to_numpy(), x[[2, 0]])
+
+
+@pytest.mark.parametrize("step", ["fit", "transform", "partial_fit"])
+def test_moments_where_rows_are_needed_are_refused(step):
+    X = np.random.default_rng(0).standard_normal((50, 3))
+    model = PCA(2).fit(X) if step != "fit" else ICA(2)
+    with pytest.raises(TypeError, match=f"X is Moments, but {type(model).__name__} needs the rows"):
+        getattr(model, step)(Moments().update(X))
