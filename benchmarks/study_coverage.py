@@ -26,8 +26,12 @@ from isogeom.dimension import (
     MOM,
     TLE,
     BinomialDimension,
+    DANCo,
     Gride,
+    KNNGraphDimension,
     LocalPCADimension,
+    MiND,
+    MSTDimension,
     NeighborTable,
     TwoNN,
 )
@@ -57,11 +61,15 @@ SPREAD = {
     "MOM k=100": MOM(100),
     "ABIDE": ABIDE(),
     "TLE k=20": TLE(20),
+    "MiND k=20": MiND(20),
     "ESS k=20": ESS(20),
     "ESS k=100": ESS(100),
     "local PCA k=30, ratio": LocalPCADimension("participation", n_neighbors_local=30),
     "local PCA k=100, ratio": LocalPCADimension("participation", n_neighbors_local=100),
     "local PCA k=30": LocalPCADimension(n_neighbors_local=30),
+    "kNN graph": KNNGraphDimension(),
+    "MST": MSTDimension(),
+    "DANCo": DANCo(rounded=False),
 }
 CLOUDS: dict[str, Callable[[int, np.random.Generator], np.ndarray]] = {
     "cube, d = 3": lambda n, rng: rng.random((n, 3)),
@@ -133,6 +141,9 @@ def spread(n_seeds: int, sizes: list[int]) -> None:
                     continue
                 values, low, high, std, seconds = np.array(rows).T
                 mean, sd = values.mean(), values.std(ddof=1)
+                if sd == 0:
+                    # The same answer for every seed has no spread to compare with.
+                    continue
                 own = np.mean((low <= mean) & (mean <= high))
                 print(
                     f"| {kind} | {n} | {name} | {mean:.3f} | {sd:.4f} | {std.mean() / sd:.2f} | {own:.1%} "

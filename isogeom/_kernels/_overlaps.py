@@ -1,4 +1,4 @@
-"""Compiled sums over neighbourhoods that share rows; the array code is `dimension/_dependence.py`."""
+"""Compiled sum over rows that are neighbours of each other; the array code is `dimension/_dependence.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
-import numpy as np
 
 
 def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,43 +56,3 @@ def mutual_sum(parts, columns, rows, place_of):
                 if place >= 0:
                     total += parts[i, j] * parts[other, place]
     return 2.0 * total
-
-
-@_jit
-def overlap_sums(neighbors, starts, members, chosen, deviations):
-    """Return the sums of w, of its squares and of w times deviations, over pairs of neighbourhoods that share rows.
-
-    Parameters
-    ----------
-    neighbors : ndarray of shape (m, k), int64
-        Positions of the rows of every neighbourhood.
-    starts, members : ndarray of int
-        The neighbourhoods that hold row i are ``members[starts[i]:starts[i + 1]]``.
-    chosen : ndarray of int64
-        The first neighbourhoods of the pairs; the second are all.
-    deviations : ndarray of shape (m,), float64
-
-    Returns
-    -------
-    tuple of three floats
-        With w the square of the share of rows in common.
-    """
-    m, k = neighbors.shape
-    counts, share = np.zeros(m, dtype=np.int32), 1.0 / k
-    total, squares, products = 0.0, 0.0, 0.0
-    for i in chosen:
-        counts[:] = 0
-        for j in range(k):
-            for other in members[starts[neighbors[i, j]] : starts[neighbors[i, j] + 1]]:
-                counts[other] += 1
-        own, own_squares, along = 0.0, 0.0, 0.0
-        # Over all, which becomes vectors: quicker than a list of those that were met.
-        for other in range(m):
-            weight = (counts[other] * share) ** 2
-            own += weight
-            own_squares += weight * weight
-            along += weight * deviations[other]
-        total += own
-        squares += own_squares
-        products += deviations[i] * along
-    return total, squares, products

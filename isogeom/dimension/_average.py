@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from isogeom import _xp
 from isogeom._neighbors import NeighborTable
 from isogeom.dimension._base import Estimate
-from isogeom.dimension._dependence import inflation, normal_interval, overlap_inflation
+from isogeom.dimension._dependence import Inflation, inflation, normal_interval
 
 # Relative spreads below this are rounding.
 _ROUNDING = 1e-10
@@ -37,7 +36,7 @@ def from_mean(
     slope: float,
     level: float,
     parts: np.ndarray | None = None,
-    patches: bool = False,
+    found: Inflation | None = None,
 ) -> Estimate:
     """Return the estimate `dimension`, a function of the mean of `values` with derivative `slope` there.
 
@@ -55,8 +54,8 @@ def from_mean(
         Confidence level.
     parts : ndarray of shape (n_used, n_parts), optional
         What each of the first neighbours adds to a value; see :func:`inflation`.
-    patches : bool, default=False
-        Whether values are symmetric functions of the first `rank` neighbours; see :func:`overlap_inflation`.
+    found : Inflation, optional
+        The inflation of the variance of the mean, if it is known already.
 
     Returns
     -------
@@ -68,9 +67,7 @@ def from_mean(
     if nominal <= _ROUNDING * dimension:
         # Equal values say nothing of the error.
         return Estimate(dimension, None, None, n, table.n_queries - n, {"dimension_std_nominal_": None})
-    if patches:
-        found = overlap_inflation(values, _xp.to_numpy(table.indices[:, :rank])[used], table.n_samples)
-    else:
+    if found is None:
         found = inflation(values, used, table, rank, parts=parts)
     std = float(nominal * np.sqrt(found.ratio))
     interval = normal_interval(dimension, std, found, level)

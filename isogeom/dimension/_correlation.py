@@ -231,7 +231,7 @@ class CorrelationDimension(DimensionEstimator):
         n, m, radii = table.n_reference, sums.m, sums.radii
         below = sums.below
         if not (below > 0).all():
-            raise ValueError("No pair of rows is below the smallest radius: raise n_neighbors_min.")
+            raise ValueError("No pair of rows is below the smallest radius: pass more rows, or raise n_neighbors_min.")
         if self.method == "takens":
             mean = float(sums.logs.sum()) / (2 if sums.once else 1) / float(below[0])
             if mean <= 0:
@@ -245,7 +245,7 @@ class CorrelationDimension(DimensionEstimator):
             weights = (x - x.mean()) / np.sum((x - x.mean()) ** 2)
             dimension = float(weights @ np.log(below))
             if dimension <= 0:
-                raise ValueError("No pair of rows lies between the radii: raise n_neighbors_max.")
+                raise ValueError("No pair of rows lies between the radii: pass more rows, or raise n_neighbors_max.")
             # A pair in a shell counts for its radius and all larger ones.
             kernel = np.cumsum((weights / below)[::-1])[::-1]
             parts = sums.shells @ kernel

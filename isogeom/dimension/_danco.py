@@ -23,6 +23,7 @@ from isogeom.dimension._danco_statistics import (
 )
 from isogeom.dimension._dependence import inflation, normal_interval
 from isogeom.dimension._mind_law import first_to_last, likeliest, scores_and_information
+from isogeom.dimension._parts import order_parts
 from isogeom.dimension._patches import check_coordinates
 
 # Largest dimension compared with where `max_dimension` is None.
@@ -97,6 +98,10 @@ class DANCo(DimensionEstimator):
     edges of the balls make the bias of MiND on bounded data cancel. Where the density is far from uniform the estimate
     is biased: 10 000 Gaussian rows of dimension 5, 10 and 20 give 5, 11 and 19.
 
+    The standard error leaves out what the angles know, so it is too large: 1.3 to 1.9 times the true one of
+    `dimension_real_` over 200 samples of 1000 and 2000 rows of a cube of dimension 3 and a sphere of dimension 5. For
+    Gaussian rows of dimension 5 all samples gave 5.
+
     `transform` pools the statistics of `n_neighbors_local` reference rows: at 100 rows the relative noise is about
     4 %, to which rounding adds 0.3 in absolute terms.
 
@@ -156,9 +161,6 @@ class DANCo(DimensionEstimator):
     def _n_needed(self) -> int:
         return int(self.n_neighbors) + 1
 
-    def _n_searched(self) -> int:
-        return 2 * self._n_needed()
-
     def _estimate(self, table: NeighborTable) -> Estimate:
         n_features = int(check_coordinates(table, type(self).__name__).shape[1])
         k = min(self._n_needed(), table.n_neighbors) - 1
@@ -175,7 +177,8 @@ class DANCo(DimensionEstimator):
         parts = np.stack(divergences(pooled, curve[::STEPS], k), axis=2)[0]
         self._warn_if_capped(best, balls.largest, n_features)
         scores, information = scores_and_information(logs, mind, k)
-        found = inflation(scores, used, table, k + 1)
+        shares = order_parts(_xp.to_numpy(table.first(k + 1).distances)[used], 1, k + 1, mind)
+        found = inflation(scores, used, table, k + 1, parts=shares, nominal=information / n)
         # A ball's statistic is as noisy as that of independent rows, as many as were measured.
         variance = (found.ratio + n / CALIBRATION_ROWS) / information
         std = math.sqrt(variance) / _slope(curve[:, 0], real)

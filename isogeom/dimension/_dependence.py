@@ -28,8 +28,6 @@ from isogeom._neighbors import NeighborTable
 # Ranges of the links, in units of the largest rank that a contribution uses. Correlation changes sign with distance, so
 # one range is too sensitive: products are averaged over three.
 _RANGES = (0.5, 1.0, 2.0)
-# Neighbourhoods whose overlaps are counted, and how many at a time.
-_MOST, _ROWS = 2000, 256
 
 
 @dataclass(frozen=True)
@@ -157,64 +155,6 @@ def _links(used: np.ndarray, table: NeighborTable, rank: int) -> sp.csr_array:
     rows, data = np.repeat(np.arange(n), k), np.tile(weights, n)
     linked = sp.csr_array((data[alive], (rows[alive], neighbors[alive])), shape=(n, n))
     return linked.maximum(linked.T).tocsr()
-
-
-def overlap_inflation(values: np.ndarray, neighbors: np.ndarray, n: int) -> Inflation:
-    """Return the inflation of the variance of a mean over neighbourhoods that share rows.
-
-    Parameters
-    ----------
-    values : ndarray of shape (m,)
-        One value per neighbourhood, a symmetric function of its rows.
-    neighbors : ndarray of shape (m, k)
-        Positions of the rows of every neighbourhood.
-    n : int
-        Number of rows.
-
-    Notes
-    -----
-    Where directions are isotropic, the spectrum and the angles of a neighbourhood do not change in the mean with one of
-    its rows, only with pairs: covariances fall with the share of pairs in common, the square w of the share of rows.
-    Products of deviations are weighted by w, so that their sum is too small by a known factor, the sum of w over that
-    of its squares; and too small as the deviations are from the mean of the values, not from their expectation.
-    """
-    m, k = neighbors.shape
-    member = sp.csr_array((np.ones(m * k), neighbors.ravel(), np.arange(0, m * k + 1, k)), shape=(m, n))
-    deviations = values - values.mean()
-    # Of many neighbourhoods, evenly spaced ones stand for all; they meet all.
-    some = np.unique(np.linspace(0, m - 1, min(m, _MOST)).astype(np.int64))
-    total, squares, products = _overlap_sums(neighbors, member, some, deviations)
-    # Sums of w, of its square, and of w times products, per neighbourhood.
-    total, squares, products = total / len(some), squares / len(some), products / len(some)
-    freedom = max(m / total - 1, 2.0)
-    own = float(deviations @ deviations) / m
-    # With overlaps as large as the whole the mean takes all of the covariance away: what is left says nothing.
-    left = 1 - total**2 / (m * squares)
-    if own == 0 or left <= 0:
-        return Inflation(1.0, freedom)
-    return Inflation(max(1.0, products / own * total / squares / left), freedom)
-
-
-def _overlap_sums(
-    neighbors: np.ndarray, member: sp.csr_array, some: np.ndarray, deviations: np.ndarray
-) -> tuple[float, float, float]:
-    """Return the sums of w, of its squares, and of w times the deviations of both, over `some` and all patches."""
-    k, columns = neighbors.shape[1], member.T.tocsr()
-    # A row is in k patches on average.
-    size = float(len(some)) * k * k
-    kernel = _kernels.available("overlap_sums", _xp.array_namespace(deviations), deviations.dtype, size)
-    if kernel is not None:
-        total, squares, products = kernel(neighbors, columns.indptr, columns.indices, some, deviations)
-        return float(total), float(squares), float(products)
-    total, squares, products = 0.0, 0.0, 0.0
-    for start in range(0, len(some), _ROWS):
-        chosen = some[start : start + _ROWS]
-        shared = member[chosen] @ columns
-        shared.data = (shared.data / k) ** 2
-        total += float(shared.data.sum())
-        squares += float(shared.data @ shared.data)
-        products += float(deviations[chosen] @ (shared @ deviations))
-    return total, squares, products
 
 
 def gamma_interval(total: float, shape: float, found: Inflation, level: float) -> tuple[float, float]:

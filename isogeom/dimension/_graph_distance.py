@@ -70,7 +70,8 @@ class GraphDistanceDimension(DimensionEstimator):
     dimension_rounded_ : int
         The nearest integer from 1; with `compat`, at most 25 ('granata2016') or the number of features ('gong2019').
     dimension_std_ : float or None
-        Standard error by the jackknife over groups of sources; None if a group cannot be left out.
+        Standard error by the jackknife over groups of sources; None if a group cannot be left out, or no group changes
+        the estimate.
     dimension_interval_ : tuple of float or None
         Confidence interval from it, which knows nothing of the bias of graph distances.
     reliable_ : bool

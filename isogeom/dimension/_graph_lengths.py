@@ -9,6 +9,7 @@ import numpy as np
 
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
+from isogeom._validation import warn_user
 from isogeom._xp import Array
 from isogeom.dimension._pairs import dense_distances
 from isogeom.dimension._rows_estimator import centred_patches, patch_gram
@@ -18,6 +19,8 @@ PATCH_SIZES, PATCH_REPEATS, PATCH_SHARE = 5, 4, 0.4
 # One in this many rows are few; if they hold more than this share of a length, they dominate it. They hold a tenth for
 # cubes, up to a half for Gaussian rows of dimension 1 or 20 rows only, 0.85 where the law has no mean.
 _FEW, _DOMINATED = 20, 0.6
+# Standard errors by which a power must exceed the dimension before the user is told.
+_ERRORS = 2.0
 
 
 def sample_sizes(n: int, n_sizes: int, min_share: float, least: int) -> np.ndarray:
@@ -93,7 +96,7 @@ class Growth:
             return float("nan")
         return float(slope_weights(self.sizes) @ np.log(self.lengths).mean(axis=1))
 
-    def complaint(self, what: str, remedy: str) -> str:
+    def complaint(self, what: str, power: str, remedy: str) -> str:
         """Return why no dimension explains the slope, and what to do."""
         message = (
             f"The length of the {what} grows with the number of rows to the power {self.slope:.3g}, which no finite "
@@ -101,9 +104,19 @@ class Growth:
         )
         if self.concentration > _DOMINATED:
             return message + (
-                f"up to {self.concentration:.0%} of it belongs to a few rows far from all others. Drop these outliers."
+                f"up to {self.concentration:.0%} of it belongs to a few rows far from all others. Drop these outliers, "
+                f"or lower {power}."
             )
         return message + f"pass more rows, or {remedy}."
+
+
+def warn_power(name: str, power: float, dimension: float, std: float | None) -> None:
+    """Warn if the power of the edges is above the dimension found: lengths then follow no law of growth."""
+    if power > dimension + _ERRORS * (std or 0.0):
+        warn_user(
+            f"{name}={power:.3g} is above the dimension found, {dimension:.3g}: lengths of graphs tell the dimension "
+            f"only for powers below it. Lower {name}."
+        )
 
 
 def patch_distances(table: NeighborTable, indices: Array) -> Iterator[np.ndarray]:

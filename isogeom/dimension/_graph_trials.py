@@ -143,7 +143,7 @@ def choose(
     reasons = []
     if len(run) < _AGREEING or not _agree(run[-_AGREEING:]):
         listed = ", ".join(f"{value:.3g} (k={k})" for k, value in profile)
-        reasons = [f"no {_AGREEING} numbers of neighbours in a row give resolved estimates that agree: {listed}"]
+        reasons = [f"no {_AGREEING} numbers of neighbours in a row give good fits that agree: {listed}"]
         found = run_trial(graphs, run[-1].k if run else profile[0][0], rows, n_sources, n_jobs)
     else:
         for trial in reversed(run[_AGREEING - 1 :]):
@@ -298,6 +298,7 @@ def jackknife(trial: Trial, share: float, level: float) -> tuple[float | None, t
         return None, None
     variance = (n_groups - 1) / n_groups * float(np.sum((values - values.mean()) ** 2))
     std = float(np.sqrt(variance * (1 + 3 * share)))
-    if not np.isfinite(std) or dimension <= 0:
+    # At the limit of the fit, dimension 1, no group changes anything: that says nothing of the error.
+    if not np.isfinite(std) or std == 0 or dimension <= 0:
         return None, None
     return std, normal_interval(dimension, std, Inflation(1.0, float(n_groups - 1)), level)

@@ -14,7 +14,14 @@ from isogeom._validation import check_choice, check_integer, check_real
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
 from isogeom.dimension._dependence import inflation, normal_interval
-from isogeom.dimension._graph_lengths import Growth, patch_distances, patch_subsamples, sample_sizes, slope_weights
+from isogeom.dimension._graph_lengths import (
+    Growth,
+    patch_distances,
+    patch_subsamples,
+    sample_sizes,
+    slope_weights,
+    warn_power,
+)
 from isogeom.dimension._rows_estimator import beside
 
 # Rows of a table that are looked through at a time.
@@ -44,7 +51,8 @@ class KNNGraphDimension(DimensionEstimator):
     n_neighbors_local : int, default=100
         Number of rows of the neighbourhoods that `transform` applies the formula to.
     metric : str, default='euclidean'
-        'euclidean', 'precomputed', or for numpy rows any metric of :func:`sklearn.metrics.pairwise_distances`.
+        'euclidean', 'precomputed' (for `transform` all distances, for `fit` a graph of enough neighbours will do), or
+        for numpy rows any metric of :func:`sklearn.metrics.pairwise_distances`.
     duplicates : {'drop', 'raise', 'keep'}, default='drop'
         What to do with rows that repeat an earlier row. Kept ones have edges of length 0.
     confidence_level : float, default=0.95
@@ -107,6 +115,10 @@ class KNNGraphDimension(DimensionEstimator):
     Neighbours within a sub-sample are exact: they are read off a table of all rows' neighbours, and searched among the
     rows of the sub-sample where the table does not reach far enough. The boundary bends the power law, so dimensions
     above about 10 come out too small. Lengths are computed on the host.
+
+    The standard error takes rows where lengths grow differently, near edges or where the density changes, for dependent
+    ones. Over 60 samples of 600 to 2000 rows it was 1.0 to 1.3 times the true one on a sphere of dimension 5 and in a
+    cube of dimension 3, but 1.4 to 2.1 times it, growing with the rows, for Gaussian rows of dimension 5.
 
     `transform` applies the slope to sub-samples of neighbourhoods. For k = 100 its relative noise is about 0.06, and
     the boundary of the neighbourhood lowers it by a tenth (d = 2) to a third (d = 20).
@@ -202,7 +214,7 @@ class KNNGraphDimension(DimensionEstimator):
     def _summary(self, growth: Growth, table: NeighborTable, unit: float, k: int) -> Estimate:
         gamma, slope = float(self.gamma), growth.slope
         if not slope < 1:
-            raise ValueError(growth.complaint("graph", "raise n_neighbors or n_repeats"))
+            raise ValueError(growth.complaint("graph", "gamma", "raise n_neighbors or n_repeats"))
         by_slope = gamma / (1 - slope)
         most = int(self.n_features_in_) if table.X is not None else _MOST
         integer = integer_dimension(growth.sizes, growth.lengths, gamma, most)
@@ -213,6 +225,7 @@ class KNNGraphDimension(DimensionEstimator):
         )
         std = float(by_slope**2 / gamma * np.sqrt(len(used) * np.var(growth.influence, ddof=1) * found.ratio))
         interval = normal_interval(by_slope, std, found, self.confidence_level)
+        warn_power("gamma", gamma, dimension, std)
         attributes = {
             "dimension_slope_": by_slope,
             "dimension_integer_": integer,

@@ -13,7 +13,14 @@ from isogeom._validation import check_choice, check_integer, check_real
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
 from isogeom.dimension._dependence import Inflation, inflation, normal_interval
-from isogeom.dimension._graph_lengths import Growth, patch_distances, patch_subsamples, sample_sizes, slope_weights
+from isogeom.dimension._graph_lengths import (
+    Growth,
+    patch_distances,
+    patch_subsamples,
+    sample_sizes,
+    slope_weights,
+    warn_power,
+)
 from isogeom.dimension._pairs import dense_distances, distance_matrix
 from isogeom.dimension._rows_estimator import beside, reference_positions, unsearched, used_rows
 
@@ -93,6 +100,10 @@ class MSTDimension(DimensionEstimator):
     the result does not depend on the order the rows came in, unless these tie. A table with anchors is treated as its
     rows, anchors or not. A few rows far from all others can hold most of the length, and then decide the slope: drop
     outliers first.
+
+    The standard error takes rows where lengths grow differently, near edges or where the density changes, for dependent
+    ones. Over 60 samples of 600 to 2000 rows it was 1.0 to 1.2 times the true one in a cube of dimension 3 and on a
+    sphere of dimension 5, but 1.4 to 2.0 times it, growing with the rows, for Gaussian rows of dimension 5.
 
     Trees are exact (Prim's algorithm on all distances of a sub-sample, on the host). The boundary bends the power law,
     so dimensions above about 10 come out too small.
@@ -197,7 +208,7 @@ class MSTDimension(DimensionEstimator):
         slope = float(np.mean([growth.slope for growth in growths]))
         if not slope < 1:
             worst = max(growths, key=lambda growth: growth.concentration)
-            raise ValueError(worst.complaint("tree", "raise n_repeats"))
+            raise ValueError(worst.complaint("tree", "alpha", "raise n_repeats"))
         dimension = alpha / (1 - slope)
         # Repeats of different rows are independent as long as there are rows.
         independent = max(1.0, min(len(growths), n / size))
@@ -206,6 +217,7 @@ class MSTDimension(DimensionEstimator):
         found = Inflation(1.0, min(f.freedom for _, f in spreads))
         interval = normal_interval(dimension, std, found, self.confidence_level)
         trusted = n >= _LEAST_FOR_ERROR
+        warn_power("alpha", alpha, dimension, std)
         lengths = np.concatenate([growth.lengths for growth in growths], axis=1)
         used = int(entered.sum())
         attributes = {"sizes_": beside(sizes, table), "lengths_": beside(lengths, table)}

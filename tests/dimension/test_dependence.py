@@ -6,7 +6,7 @@ from oracles import dimension as oracle
 from scipy import stats
 
 from isogeom.dimension import ESS, MLE, Gride, LocalPCADimension, NeighborTable, TwoNN
-from isogeom.dimension._dependence import Inflation, gamma_interval, inflation, normal_interval, overlap_inflation
+from isogeom.dimension._dependence import Inflation, gamma_interval, inflation, normal_interval
 from isogeom.dimension._parts import log_parts, order_parts
 
 
@@ -117,20 +117,6 @@ def test_uneven_dimension_is_not_taken_for_dependence():
     spread = np.std([fit.dimension_ for fit in fits], ddof=1)
     # The spread of 60 fits is known to a tenth; products of deviations give 1.2 to 1.5 times it.
     assert np.mean([fit.dimension_std_ for fit in fits]) == pytest.approx(spread, rel=0.25)
-
-
-def test_overlaps_are_counted_as_written():
-    rng = np.random.default_rng(0)
-    m, k = 50, 6
-    neighbors = np.array([rng.choice(m, k, replace=False) for _ in range(m)])
-    values = rng.standard_normal(m) + np.bincount(neighbors[:, 0], minlength=m)[:m]
-    w = np.array([[(len(set(a) & set(b)) / k) ** 2 for b in neighbors] for a in neighbors])
-    deviations = values - values.mean()
-    total, squares = w.sum() / m, np.sum(w**2) / m
-    expected = deviations @ w @ deviations / np.sum(deviations**2) * total / squares / (1 - total**2 / (m * squares))
-    found = overlap_inflation(values, neighbors, m)
-    assert found.ratio == pytest.approx(max(1.0, expected), rel=1e-9)
-    assert found.freedom == pytest.approx(m / total - 1)
 
 
 @pytest.mark.parametrize("model", [ESS(30), LocalPCADimension("participation", n_neighbors_local=30)])

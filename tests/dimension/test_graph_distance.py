@@ -7,6 +7,8 @@ from sklearn.base import clone
 from sklearn.neighbors import kneighbors_graph
 
 from isogeom.dimension import GraphDistanceDimension, NeighborTable
+from isogeom.dimension._geodesic_fit import SineFit
+from isogeom.dimension._graph_trials import Trial, jackknife
 
 UNRELIABLE = "ignore:The graph-distance dimension:UserWarning"
 
@@ -347,3 +349,17 @@ def test_recipes_do_not_depend_on_the_engine(monkeypatch):
         found.append(GraphDistanceDimension(compat="granata2016").fit(X).dimension_)
     assert found[0] == pytest.approx(found[1], rel=1e-12)
     assert 2 < found[0] < 3.5
+
+
+def test_no_error_where_no_group_of_sources_changes_the_estimate():
+    """At the limit, dimension 1, all sources agree: an error of 0 would be a lie."""
+    counts = np.ones((4, 10))
+    fit = SineFit(dimension=1.0, peak=1.0, width=0.3, misfit=0.0, settled=True)
+    trial = Trial(k=3, graph=None, counts=counts, n_sources=8, fit=fit, refit=lambda _left: 1.0, reasons=[])
+    assert jackknife(trial, 0.5, 0.95) == (None, None)
+
+
+def test_estimates_that_agree_but_do_not_fit_are_said_not_to_fit():
+    X = np.random.default_rng(0).standard_normal((200, 1))
+    with pytest.warns(UserWarning, match=r"no 3 numbers of neighbours in a row give good fits that agree: 1.76 "):
+        assert not GraphDistanceDimension().fit(X).reliable_

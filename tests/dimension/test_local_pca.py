@@ -51,9 +51,10 @@ def test_correction_of_few_rows():
 
 
 @pytest.mark.parametrize(
-    "rows", [lambda s: hyper_ball(300, 5, random_state=s), lambda s: hyper_sphere(300, 2, random_state=s)]
+    "rows", [lambda s: hyper_ball(300, 5, random_state=s), lambda s: hyper_sphere(1000, 2, random_state=s)]
 )
 def test_standard_error(rows):
+    # On a sphere of 300 rows a patch is a tenth of it: curvature, which the error does not know, lowers it to 0.7.
     found = [LocalPCADimension("participation", n_neighbors_local=30).fit(rows(s)) for s in range(40)]
     actual = np.std([m.dimension_ for m in found], ddof=1)
     assert 0.7 < np.mean([m.dimension_std_ for m in found]) / actual < 2

@@ -94,3 +94,13 @@ def test_unbiased_local_values_average_to_the_dimension():
     table = NeighborTable.from_arrays(distances, indices)
     values = MiND(5, n_neighbors_local=12).fit(table).transform(table)[:, 0]
     assert abs(values.mean() - 4) < 4 * values.std() / np.sqrt(5_000)
+
+
+def test_the_standard_error_is_the_spread_and_needs_no_more_neighbours():
+    tables = [NeighborTable.from_rows(np.random.default_rng(seed).random((600, 3)), 21) for seed in range(60)]
+    fits = [(model.dimension_, model.dimension_std_) for model in (MiND(20).fit(table) for table in tables)]
+    values, errors = np.array(fits).T
+    # 60 samples tell the spread to a tenth.
+    assert errors.mean() == pytest.approx(values.std(ddof=1), rel=0.25)
+    longer = NeighborTable.from_rows(np.random.default_rng(0).random((600, 3)), 42)
+    assert MiND(20).fit(longer).dimension_std_ == pytest.approx(errors[0], rel=1e-12)

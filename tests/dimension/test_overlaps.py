@@ -6,7 +6,7 @@ import pytest
 from isogeom import _kernels
 from isogeom.dimension import NeighborTable, id_profile
 from isogeom.dimension._base import log_ratios
-from isogeom.dimension._dependence import _mutual, inflation, overlap_inflation
+from isogeom.dimension._dependence import _mutual, inflation
 from isogeom.dimension._parts import log_parts, order_parts
 from isogeom.dimension._profile import _parts
 
@@ -17,8 +17,7 @@ X = np.random.default_rng(0).standard_normal((300, 4))
 def path(request, monkeypatch):
     """Run by sparse products, or by the kernels whatever the size."""
     if request.param == "kernel":
-        for name in ("mutual_sum", "overlap_sums"):
-            monkeypatch.setitem(_kernels._KERNELS, name, ("isogeom._kernels._overlaps", 0))
+        monkeypatch.setitem(_kernels._KERNELS, "mutual_sum", ("isogeom._kernels._overlaps", 0))
     else:
         monkeypatch.setattr(_kernels, "available", lambda *_args: None)
 
@@ -35,20 +34,6 @@ def test_mutual_parts_are_the_sum_over_pairs(some):
     assert _mutual(parts, columns, rows, 300) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.usefixtures("path")
-def test_overlaps_are_counted_for_all_pairs():
-    table = NeighborTable.from_rows(X, 12)
-    values = table.distances[:, -1]
-    deviations = values - values.mean()
-    sets = [set(line) for line in table.indices.tolist()]
-    weights = np.array([[(len(a & b) / 12) ** 2 for b in sets] for a in sets])
-    total, squares = weights.sum() / 300, (weights**2).sum() / 300
-    products = deviations @ weights @ deviations / (deviations @ deviations)
-    found = overlap_inflation(values, table.indices, 300)
-    assert found.ratio == pytest.approx(products * total / squares / (1 - total**2 / (300 * squares)), rel=1e-10)
-    assert found.freedom == pytest.approx(300 / total - 1, rel=1e-12)
-
-
 def test_kernels_change_no_result(monkeypatch):
     table = NeighborTable.from_rows(X, 20)
     parts = log_parts(table.distances)
@@ -60,8 +45,7 @@ def test_kernels_change_no_result(monkeypatch):
     monkeypatch.setattr(_kernels, "available", lambda *_args: None)
     expected = run()
     monkeypatch.undo()
-    for name in ("mutual_sum", "overlap_sums"):
-        monkeypatch.setitem(_kernels._KERNELS, name, ("isogeom._kernels._overlaps", 0))
+    monkeypatch.setitem(_kernels._KERNELS, "mutual_sum", ("isogeom._kernels._overlaps", 0))
     assert run().ratio == pytest.approx(expected.ratio, rel=1e-12)
 
 

@@ -48,8 +48,9 @@ class TestLength:
         rows = np.concatenate((X[:150], X[:100]))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert MiND(100).fit(rows).table_.n_neighbors == 149
-            assert MiND(1).fit(np.concatenate((X[:4], X[:4]))).table_.n_neighbors == 3
+            assert MiND(100).fit(rows).table_.n_neighbors == 101
+            assert Gride(max_neighbors=200).fit(rows).table_.n_neighbors == 149
+            assert Gride().fit(np.concatenate((X[:4], X[:4]))).table_.n_neighbors == 3
 
     @pytest.mark.parametrize("kind", ["rows", "duplicates", "table", "matrix", "graph"])
     def test_too_few_rows_clip_with_a_warning(self, kind):
