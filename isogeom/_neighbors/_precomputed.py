@@ -102,7 +102,10 @@ def from_graph(graph: Any, k: int | None, *, duplicates: str) -> dict[str, Any]:
     counts = np.bincount(rows, minlength=n)[searched]
     fewest = int(counts.min())
     if fewest < 1:
-        raise ValueError("X leaves a row without any neighbour: make the graph with more neighbours.")
+        raise ValueError(
+            f"X leaves {int((counts < 1).sum())} row(s) without any neighbour. The graph of a table with anchors is "
+            "like that and cannot be read back: pass the table itself. Else make the graph with more neighbours."
+        )
     k = fewest if k is None else min(k, fewest)
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     at = starts[:, np.newaxis] + np.arange(k)

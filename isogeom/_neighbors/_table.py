@@ -135,6 +135,7 @@ class NeighborTable:
         """Return the table as scikit-learn's sparse graph of distances, of shape (n_samples, n_samples).
 
         Rows that repeat an earlier one and were dropped have no entries; :meth:`from_precomputed` knows them by that.
+        The graph of a table with anchors cannot be read back, as other rows have no neighbours there: pass the table.
         """
         m, k = self.n_queries, self.n_neighbors
         rows = np.repeat(self.queries, k)
