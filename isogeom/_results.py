@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from isogeom import _xp
+
 
 class Result:
     """Mixin for frozen result dataclasses: a one-row table of their scalar fields."""
@@ -17,7 +19,7 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return the scalar fields, in order (arrays are left out)."""
         items = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))  # type: ignore[arg-type]
-        return {name: value for name, value in items if not isinstance(value, np.ndarray)}
+        return {name: value for name, value in items if not (isinstance(value, np.ndarray) or _xp.is_foreign(value))}
 
     def to_frame(self) -> Any:
         """Return the scalar fields as a one-row :class:`pandas.DataFrame`.

@@ -13,7 +13,10 @@ from sklearn.utils.validation import check_is_fitted
 from isogeom import _xp
 from isogeom._validation import check_integer
 from isogeom._xp import Array
+from isogeom.decomposition._base import Decomposition
 from isogeom.decomposition._interpret import dictionary_of
+from isogeom.decomposition._seminmf import SemiNMF
+from isogeom.decomposition._tracing import is_traced, traced_codes
 
 
 class OvercompleteAdapter:
@@ -49,8 +52,16 @@ class OvercompleteAdapter:
     Notes
     -----
     ``decode`` is ``z @ get_dictionary()`` plus the estimator's mean in plain array operations, so it is differentiable
-    in torch; codes are the solution of an optimisation problem and carry no gradient. The adapter is not a
-    ``torch.nn.Module``: a pipeline that checks for that class needs its own subclass.
+    in torch. So is ``encode`` of `PCA`, `ICA` and `SemiNMF` for a tensor that requires grad: codes have the values of
+    ``transform``, and its exact derivative. For Semi-NMF that is the derivative of the optimum where a small change of
+    the row leaves the set of nonzero codes alone; zero codes have gradient zero. It takes one linear system of the size
+    of the number of atoms per row. Second derivatives are zero.
+
+    A pipeline that builds its model from a class and a number of concepts gets a function instead::
+
+        lambda nb_concepts, device=None, **options: OvercompleteAdapter(SemiNMF(nb_concepts, **options), device=device)
+
+    The adapter is not a ``torch.nn.Module``: a pipeline that checks for that class needs its own subclass.
 
     References
     ----------
@@ -144,10 +155,16 @@ class OvercompleteAdapter:
         Returns
         -------
         array of shape (n_samples, nb_concepts)
-            Codes, from ``transform``.
+            Codes, from ``transform``; part of the autograd graph if `x` is (see Notes).
         """
         self._require_fitted()
-        return self.estimator.transform(self._place(_rows(x)))
+        x = self._place(_rows(x))
+        codes = self.estimator.transform(x)
+        if not is_traced(x) or not isinstance(self.estimator, Decomposition):
+            return codes
+        nonnegative = isinstance(self.estimator, SemiNMF)
+        ridge = self.estimator.ridge if nonnegative else 0.0
+        return traced_codes(x, codes, self.get_dictionary(), nonnegative=nonnegative, ridge=ridge)
 
     def decode(self, z: Any) -> Array:
         """Return the rows that have the given codes.

@@ -11,7 +11,7 @@ from isogeom import _xp
 from isogeom._linalg import row_norms
 from isogeom._xp import Array, Namespace
 from isogeom.decomposition._nnls import coordinate_sweeps
-from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._rows import Rows
 from isogeom.decomposition._starts import unit_rows
 
 # Sweeps of coordinate descent on the codes, and passes over the atoms, in one iteration.

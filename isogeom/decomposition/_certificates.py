@@ -13,8 +13,8 @@ from isogeom import _xp
 from isogeom._linalg import eigh_descending, fix_signs
 from isogeom._moments import Moments
 from isogeom._xp import Array
-from isogeom.decomposition._semi_directions import lift, thin_directions
-from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._directions import lift, thin_directions
+from isogeom.decomposition._rows import Rows
 
 # Largest Gram matrix that is decomposed whole; beyond it, a block Krylov space takes this many passes over the rows.
 _GRAM_SIDE = 4096

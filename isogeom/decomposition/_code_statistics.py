@@ -108,6 +108,8 @@ def code_statistics(codes: Any, dictionary: Any, *, zero: float = 0.0, duplicate
     ValueError
         If the shapes do not fit together, a value is not finite, a parameter is out of range, or the energies are no
         numbers of float64 (codes times atoms beyond 1e154, or all below 1e-154).
+    TypeError
+        If `dictionary` is an estimator, or arrays are of several libraries.
 
     See Also
     --------

@@ -9,8 +9,8 @@ from isogeom import _xp
 from isogeom._linalg import eigh_descending, eigh_top
 from isogeom._moments import Moments
 from isogeom._xp import Array, Namespace
-from isogeom.decomposition._semi_directions import guess_directions, thin_directions
-from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._directions import guess_directions, thin_directions
+from isogeom.decomposition._rows import Rows
 
 # Products of float32 rows leave errors of about 1e-7 of the largest variance in the covariance: a kept direction with
 # a thousandth of it is then known to 1e-4, and the second step makes the kept coordinates white to rounding.
@@ -74,8 +74,8 @@ def _thin_spectrum(X: Array, wanted: int) -> Spectrum | None:
         total = total + xp.astype(xp.sum(block - first, axis=0), plain.dtype)
     mean = xp.astype(first[0, :], plain.dtype) + total / n
     shift = xp.astype(mean, X.dtype)
-    centred = Rows(lambda: (block - shift for block in plain.raw()), X, chunk=plain.chunk)
-    centred._shape = (n, d)
+    # In the dtype of `X`, unlike plain.centred(mean): thin products are for rows in float32.
+    centred = Rows(lambda: (block - shift for block in plain.raw()), X, chunk=plain.chunk, shape=(n, d))
     thin = thin_directions(centred, wanted, largest_sine=_LARGEST_SINE, basis=basis)
     if thin is None or not float(thin.values[wanted - 1]) > SAFE_RATIO * float(thin.values[0]):
         return None

@@ -45,6 +45,8 @@ def concept_importance(
     ------
     ValueError
         If the shapes do not fit together, or a value is not finite.
+    TypeError
+        If `dictionary` is an estimator, or arrays are of several libraries.
 
     See Also
     --------
@@ -99,6 +101,8 @@ def concept_importance(
 
 def check_codes(codes: Any, dictionary: Any, owner: str) -> tuple[Array, Array]:
     """Validate codes and the atoms that they weigh."""
+    if hasattr(dictionary, "dictionary_"):
+        raise TypeError(f"dictionary is a fitted {type(dictionary).__name__}: pass its dictionary_.")
     Z = check_rows(codes, name="codes", owner=owner)
     D = check_rows(dictionary, name="dictionary", owner=owner)
     if Z.shape[1] != D.shape[0]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from isogeom import _kernels, _xp
 from isogeom._results import Result
-from isogeom._validation import check_real, check_rows, check_same_library
+from isogeom._validation import check_beside, check_real, check_rows
 from isogeom._xp import Array, Namespace
 from isogeom.decomposition._nnls_descent import solve_descent, sweep
 from isogeom.decomposition._nnls_pivots import solve_pivots
@@ -121,7 +121,7 @@ def batched_nnls(G: Any, P: Any, *, alpha: float = 0.0, warm_start: Any = None) 
     G = check_rows(G, name="G", owner="batched_nnls")
     P = check_rows(P, name="P", owner="batched_nnls")
     alpha = check_real(alpha, "alpha", low=0)
-    check_same_library(P, G, owner="batched_nnls", method="P")
+    check_beside(P, G, name="P", other_name="G")
     xp = _xp.array_namespace(G, P)
     k = int(G.shape[0])
     if G.shape[1] != k or P.shape[1] != k:
@@ -139,7 +139,7 @@ def batched_nnls(G: Any, P: Any, *, alpha: float = 0.0, warm_start: Any = None) 
             f"D.T."
         )
     if warm_start is not None:
-        check_same_library(warm_start, G, owner="batched_nnls", method="warm_start")
+        check_beside(warm_start, G, name="warm_start", other_name="G")
         warm_start = check_rows(warm_start, name="warm_start", owner="batched_nnls")
         if warm_start.shape != P.shape or float(xp.min(warm_start)) < 0:
             raise ValueError(

@@ -11,9 +11,9 @@ from isogeom._linalg import row_norms
 from isogeom._xp import Array, Namespace
 from isogeom.decomposition._alternation import Statistics
 from isogeom.decomposition._certificates import unique_energies
+from isogeom.decomposition._directions import cheap, lift, moderate
 from isogeom.decomposition._nnls import gram_solver
-from isogeom.decomposition._semi_directions import cheap, lift, moderate
-from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._rows import Rows
 
 # Share of the squared norm below which the squared error is taken from explicit residuals; after float32 products.
 _SMALL_ERROR, _SMALL_ERROR_SINGLE = 1e-6, 1e-3

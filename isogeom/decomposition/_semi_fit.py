@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from isogeom import _xp
-from isogeom._validation import Steps, check_choice, check_integer, check_real, check_rows
+from isogeom._validation import Steps, check_beside, check_choice, check_integer, check_real, check_rows
 from isogeom._xp import Array
 from isogeom.decomposition._alternation import State
 from isogeom.decomposition._certificates import Survey, survey
+from isogeom.decomposition._directions import moderate
+from isogeom.decomposition._rows import Rows
 from isogeom.decomposition._semi_codes import Coding, atom_energies, encode, measure
-from isogeom.decomposition._semi_directions import moderate
-from isogeom.decomposition._semi_rows import Rows
 from isogeom.decomposition._semi_solve import Task, solve
 from isogeom.decomposition._starts import unit_rows
 
@@ -86,14 +86,30 @@ def check_start(model: Any, rows: Rows, like: Array) -> tuple[int, Any]:
 
 def _check_atoms(init: Any, like: Array) -> Array:
     """Validate an array of starting atoms; a host array is brought to the library and device of the rows."""
+    if not _is_matrix(init):
+        what = f"an array of shape {tuple(init.shape)}" if hasattr(init, "shape") else repr(init)[:60]
+        raise ValueError(
+            f"init={what} must be one of {', '.join(map(repr, _INITS))}, or real numbers of shape (n_components, "
+            "n_features): one atom per row."
+        )
     given = check_rows(init, name="init", owner="SemiNMF")
     if given.shape[1] != like.shape[1]:
         raise ValueError(f"init has {given.shape[1]} features, but X has {like.shape[1]} features.")
     if not _xp.is_foreign(given):
         return _xp.asarray_like(given, like)
-    if _xp.array_namespace(given) is not _xp.array_namespace(like):
-        raise ValueError("init must be an array of the library of X, or a numpy array.")
+    check_beside(given, like, name="init", other_name="X")
     return given
+
+
+def _is_matrix(init: Any) -> bool:
+    if _xp.is_foreign(init):
+        return init.ndim == 2
+    try:
+        values = np.asarray(init)
+    except ValueError:
+        # Rows of different lengths.
+        return False
+    return values.ndim == 2 and values.dtype.kind in "fiubO"
 
 
 def fit_rows(

@@ -13,9 +13,9 @@ from isogeom._validation import warn_user
 from isogeom._xp import Array
 from isogeom.decomposition._alternation import Problem, Statistics, atom_step, move_dead_atoms
 from isogeom.decomposition._certificates import coherence
+from isogeom.decomposition._rows import Rows
 from isogeom.decomposition._semi_codes import atom_energies, measure
 from isogeom.decomposition._semi_fit import Outcome, Settings
-from isogeom.decomposition._semi_rows import Rows
 
 # Residual of the optimality conditions above which codes are reported as not exact; codes that cancel.
 _KKT_LIMIT = 1e-6
@@ -97,6 +97,17 @@ def warn_inexact(residual: float) -> None:
             f"Some codes are not exact (relative residual {residual:.2g}): atoms are nearly dependent. Lower "
             "n_components or raise alpha or ridge.",
             ConvergenceWarning,
+        )
+
+
+def check_stream(model: Any) -> None:
+    """Raise ValueError if the parameters ask for another model than the one that more rows would go into."""
+    if model.mean_ is not None:
+        raise ValueError("This SemiNMF was fitted with center=True, and a stream cannot be centred: refit it first.")
+    if model.n_components is not None and model.n_components != model.n_components_:
+        raise ValueError(
+            f"n_components={model.n_components!r}, but this SemiNMF has {model.n_components_} atoms, which partial_fit "
+            "keeps: refit it, or set n_components back."
         )
 
 

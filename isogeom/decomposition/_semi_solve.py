@@ -11,7 +11,7 @@ from isogeom._validation import Steps
 from isogeom._xp import Array
 from isogeom.decomposition._alternation import Problem, State, advance
 from isogeom.decomposition._certificates import Survey
-from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._rows import Rows
 from isogeom.decomposition._semi_starts import closed_start, scores, svd_start
 from isogeom.decomposition._starts import kmeans_rows, kmeans_size, kmeans_start, random_start, unit_rows
 

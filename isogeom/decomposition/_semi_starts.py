@@ -5,8 +5,8 @@ from __future__ import annotations
 from isogeom import _xp
 from isogeom._linalg import row_norms
 from isogeom._xp import Array
-from isogeom.decomposition._semi_directions import is_single, lift
-from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._directions import is_single, lift
+from isogeom.decomposition._rows import Rows
 from isogeom.decomposition._starts import unit_rows
 
 # Steps of the search for a half-space, and the work (multiplications) it may take.

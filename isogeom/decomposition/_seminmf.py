@@ -13,10 +13,10 @@ from isogeom._callbacks import IterativeMixin
 from isogeom._xp import Array
 from isogeom.decomposition._base import Decomposition, expand, floating_dtype
 from isogeom.decomposition._interpret import RefinementResult, refine
+from isogeom.decomposition._rows import Rows, batched_rows
 from isogeom.decomposition._semi_codes import encode
 from isogeom.decomposition._semi_fit import Settings, check_start, fit_rows
-from isogeom.decomposition._semi_report import forget, report, update, warn_inexact
-from isogeom.decomposition._semi_rows import Rows, batched_rows
+from isogeom.decomposition._semi_report import check_stream, forget, report, update, warn_inexact
 
 
 def _can_stream(model: Any) -> bool:
@@ -275,7 +275,8 @@ class SemiNMF(IterativeMixin, Decomposition):
         batches : iterable of array-like of shape (any, n_features)
             Batches of rows in one library and on one device, alone or in a list or tuple of one, as a ``DataLoader`` of
             a ``TensorDataset`` gives them. Empty ones are passed over. They are read several times, in the same order:
-            a list or an object whose ``__iter__`` starts afresh, not a generator. Their sizes do not matter.
+            a list or an object whose ``__iter__`` starts afresh, not a generator. Their sizes do not matter. Or one
+            stored matrix that is read by slices: the rows of a harvest on disk, a dataset of HDF5 or Zarr.
 
         Returns
         -------
@@ -285,7 +286,7 @@ class SemiNMF(IterativeMixin, Decomposition):
         Raises
         ------
         TypeError
-            If `batches` can be read only once, or is one matrix of rows, or a batch holds more than rows.
+            If `batches` can be read only once, or is one array of rows, or a batch holds more than rows.
         ValueError
             If there is no row, a parameter is out of range, a value is not finite, or the batches change from one
             reading to the next.
@@ -316,11 +317,14 @@ class SemiNMF(IterativeMixin, Decomposition):
         ------
         AttributeError
             If `center` is set: the mean of a stream is known at its end only.
+        ValueError
+            If `n_components` or `center` have been changed since the fit: a stream keeps its atoms and its origin.
         """
         settings = Settings.of(self)
         if not hasattr(self, "components_"):
             self._fit_array(X, keep=False)
             return self
+        check_stream(self)
         self._check_fitted_library(X, "components_", "partial_fit")
         X = self._check_X(X, reset=False, convert=False)
         forget(self)

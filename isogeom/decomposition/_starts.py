@@ -7,7 +7,7 @@ import numpy as np
 from isogeom import _random, _xp
 from isogeom._linalg import row_norms
 from isogeom._xp import Array, Namespace
-from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._rows import Rows
 
 # k-means runs on at most this many rows, or this many per atom if that is more: it only has to find a start.
 _KMEANS_ROWS = 2048

@@ -4,11 +4,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.decomposition import FastICA
 from sklearn.exceptions import NotFittedError
 
 from isogeom import _xp
-from isogeom.decomposition import ICA, PCA, OvercompleteAdapter, SemiNMF
+from isogeom.decomposition import ICA, PCA, OvercompleteAdapter, SemiNMF, _tracing
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* did not converge:sklearn.exceptions.ConvergenceWarning"),
@@ -87,6 +88,81 @@ def test_decoding_is_differentiable_and_agrees_with_importance(rows):
     torch.tanh(adapter.decode(leaf) @ head).sum().backward()
     slope = 1 - torch.tanh(adapter.decode(Z) @ head) ** 2
     torch.testing.assert_close(concept_importance(Z, slope[:, None] * head, D), Z * leaf.grad)
+
+
+@pytest.mark.parametrize("model", [*MODELS, SemiNMF(8, alpha=0.02, ridge=0.3, random_state=0, tol=1e-3)], ids=repr)
+@pytest.mark.parametrize("entries", [1, 2**22])
+def test_encoding_is_differentiable(model, rows, entries, monkeypatch):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr(_tracing, "_SYSTEM_ENTRIES", entries)
+    adapter = OvercompleteAdapter(clone(model))
+    X = torch.asarray(rows)
+    adapter.fit(X)
+    x = X[:7].clone().requires_grad_()
+    codes = adapter.encode(x)
+    assert torch.equal(codes.detach(), adapter.encode(X[:7]))
+    assert codes.requires_grad
+    assert not adapter.encode(X).requires_grad
+    # Central differences of `transform`, which knows nothing of gradients; no code is near its bound here.
+    weights = torch.linspace(-1, 2, codes.numel(), dtype=X.dtype).reshape(codes.shape)
+    (codes * weights).sum().backward()
+    slopes = torch.zeros_like(X[:7])
+    for i in range(7):
+        for j in range(6):
+            up, down = X[:7].clone(), X[:7].clone()
+            up[i, j] += 1e-6
+            down[i, j] -= 1e-6
+            change = adapter.estimator.transform(up) - adapter.estimator.transform(down)
+            slopes[i, j] = (change * weights).sum() / 2e-6
+    torch.testing.assert_close(x.grad, slopes, rtol=1e-6, atol=1e-7)
+
+
+def test_gradients_through_both_ways_project(rows):
+    """Decoding what was encoded is a projection on the atoms in use; its derivative is too."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    adapter = OvercompleteAdapter(SemiNMF(8, alpha=0, random_state=0, tol=1e-3))
+    adapter.fit(torch.asarray(rows))
+    for row in torch.asarray(rows)[:5]:
+        J = torch.autograd.functional.jacobian(lambda x: adapter.decode(adapter.encode(x[None]))[0], row)
+        active = adapter.get_dictionary()[adapter.encode(row[None])[0] > 0]
+        torch.testing.assert_close(J, torch.linalg.pinv(active) @ active, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gradients_in_lower_precision(rows, dtype):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    X = torch.asarray(rows).to(getattr(torch, dtype))
+    adapter = OvercompleteAdapter(SemiNMF(3, random_state=0, tol=1e-3))
+    adapter.fit(X)
+    x, wide = X.clone().requires_grad_(), X.double().requires_grad_()
+    codes = adapter.encode(x)
+    assert codes.dtype == torch.float32
+    codes.sum().backward()
+    adapter.encode(wide).sum().backward()
+    assert x.grad.dtype == X.dtype
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=5e-3 if dtype == "float16" else 1e-5, atol=1e-3)
+
+
+def test_models_built_from_a_number_of_concepts(rows):
+    """What Xplique's factorizer and Interpreto's explainer do with the class of a model, step by step."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    def model_class(nb_concepts, device=None, **options):
+        return OvercompleteAdapter(SemiNMF(nb_concepts, **options), device=device)
+
+    model = model_class(nb_concepts=3, device="cpu", random_state=0)
+    assert (model.nb_concepts, model.fitted, str(model.device)) == (3, False, "cpu")
+    codes, atoms = (part.detach().cpu().numpy() for part in model.fit(torch.tensor(rows, device="cpu")))
+    assert model.fitted
+    np.testing.assert_array_equal(model.encode(torch.tensor(rows)).detach().cpu().numpy(), codes)
+    activations = torch.tensor(rows, requires_grad=True)
+    loss = model.decode(model.encode(activations)).square().sum()
+    loss.backward()
+    assert float(activations.grad.abs().max()) > 0
+    np.testing.assert_allclose(float(loss), np.sum((codes @ atoms) ** 2), rtol=1e-12)
+    model.to(torch.device("cpu"))
+    model.device = torch.device("cpu")
+    assert isinstance(model.get_dictionary(), torch.Tensor)
 
 
 def test_batches_are_concatenated_in_order(rows):

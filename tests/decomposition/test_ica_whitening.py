@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from isogeom import _xp
-from isogeom.decomposition import ICA, _ica_whitening, _semi_directions
+from isogeom.decomposition import ICA, _directions, _ica_whitening
 from isogeom.decomposition._ica_whitening import SAFE_RATIO, principal_spectrum, whiten
 
 D = 12
@@ -108,7 +108,7 @@ def test_rows_that_a_sample_overlooks_are_not_lost():
     X = wide(n=20_000)
     outliers = np.arange(3000, 3004)
     X[outliers, 0] += 5e3
-    sampled = np.random.default_rng(0).choice(len(X), size=_semi_directions._SAMPLE, replace=False)
+    sampled = np.random.default_rng(0).choice(len(X), size=_directions._SAMPLE, replace=False)
     assert not np.isin(outliers, sampled).any()
     spectrum = principal_spectrum(X, 6)
     assert spectrum.scores is None

@@ -103,6 +103,8 @@ def test_importance_names_what_does_not_fit(parts):
         concept_importance(codes, gradients, atoms[1:])
     with pytest.raises(ValueError, match="aggregate='sum' must be one of"):
         concept_importance(codes, gradients, atoms, aggregate="sum")
+    with pytest.raises(TypeError, match="dictionary is a fitted PCA: pass its dictionary_"):
+        concept_importance(codes, gradients, PCA(2).fit(gradients))
 
 
 # ---------------------------------------------------------------- refinement

@@ -303,6 +303,8 @@ def test_float32_codes_keep_their_dtype():
     assert solution.codes.dtype == np.float32
     np.testing.assert_allclose(solution.codes, nnls_rows(D, X), atol=1e-4)
     assert list(solution.to_dict()) == ["kkt_residual", "n_sweeps"]
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    assert list(batched_nnls(torch.eye(2), torch.ones((3, 2))).to_dict()) == ["kkt_residual", "n_sweeps"]
 
 
 @pytest.mark.parametrize(
@@ -321,6 +323,14 @@ def test_batched_nnls_names_what_is_wrong(change, match):
     arguments = {"G": np.eye(3), "P": np.ones((4, 3)), **change}
     with pytest.raises(ValueError, match=match):
         batched_nnls(arguments.pop("G"), arguments.pop("P"), **arguments)
+
+
+def test_batched_nnls_wants_one_library():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(ValueError, match=r"^P must use the same namespace and the same device as G: P is on numpy"):
+        batched_nnls(torch.eye(3), np.ones((4, 3)))
+    with pytest.raises(ValueError, match=r"^warm_start must use the same namespace and the same device as G"):
+        batched_nnls(np.eye(3), np.ones((4, 3)), warm_start=torch.ones((4, 3)))
 
 
 @pytest.mark.parametrize("G", [-np.eye(2), np.array([[1.0, 2.0], [2.0, 1.0]])])

@@ -41,13 +41,18 @@ def test_rows_are_codes_times_dictionary_plus_mean(X, whiten):
 
 
 @pytest.mark.parametrize("mean", [0, 10, 100, 1000])
-def test_float32_keeps_the_leading_eigenvalues_whatever_the_mean(mean):
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-6), ("float64", 1e-12)])
+def test_eigenvalues_are_right_whatever_the_mean(mean, dtype, rtol):
     rng = np.random.default_rng(0)
-    X = (rng.standard_normal((20_000, 64)) * np.linspace(1, 0.2, 64)).astype(np.float32)
+    X = (rng.standard_normal((20_000, 128)) * np.linspace(1, 0.2, 128)).astype(dtype)
     X[:, 0] += mean
     X[:, 1] += mean / 2
     reference = np.linalg.eigvalsh(np.cov(X.astype(np.float64).T))[::-1][:20]
-    np.testing.assert_allclose(PCA(20).fit(X).explained_variance_, reference, rtol=1e-5)
+    np.testing.assert_allclose(PCA(20).fit(X).explained_variance_, reference, rtol=rtol)
+    streamed = PCA(20)
+    for part in np.array_split(X, 7):
+        streamed.partial_fit(part)
+    np.testing.assert_allclose(streamed.explained_variance_, reference, rtol=rtol)
 
 
 def test_partial_fit_in_any_batches_equals_one_fit(X):

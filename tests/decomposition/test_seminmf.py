@@ -454,6 +454,12 @@ def test_a_penalty_above_every_row_switches_all_atoms_off(rows):
         ({"init": "nndsvd"}, "init='nndsvd' must be one of 'auto', 'kmeans', 'svd', 'random'"),
         ({"init": np.ones((2, 4))}, "init has 4 features, but X has 9"),
         ({"init": np.ones((2, 9)), "n_components": 3}, "init has 2 rows but n_components=3"),
+        ({"init": None}, "init=None must be one of .*, or real numbers of shape"),
+        ({"init": 3.5}, "init=3.5 must be one of"),
+        ({"init": [1.0, 2.0]}, r"init=\[1.0, 2.0\] must be one of"),
+        ({"init": [[1.0], [2.0, 3.0]]}, r"init=\[\[1.0\], \[2.0, 3.0\]\] must be one of"),
+        ({"init": np.ones((2, 9), dtype=complex)}, r"init=an array of shape \(2, 9\) must be .* real numbers"),
+        ({"init": np.full((2, 9), np.nan)}, "Input init contains NaN"),
         ({"random_state": -1}, "random_state=-1"),
         ({"ridge": -1.0}, "ridge=-1.0 must be at least 0"),
         ({"n_init": 0}, "n_init=0 must be at least 1"),
@@ -475,7 +481,7 @@ def test_init_array_follows_the_library_of_the_rows(as_array, library, rows):
     np.testing.assert_allclose(_xp.to_numpy(same.components_), _xp.to_numpy(model.components_))
     if library == "strict":
         torch = pytest.importorskip("torch")
-        with pytest.raises(ValueError, match="init must be an array of the library of X"):
+        with pytest.raises(ValueError, match="init must use the same namespace and the same device as X"):
             SemiNMF(init=torch.asarray(rows[:3])).fit(X)
 
 

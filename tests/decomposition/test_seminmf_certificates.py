@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from isogeom.decomposition import SemiNMF, _semi_solve
 from isogeom.decomposition._alternation import Problem, Statistics
 from isogeom.decomposition._certificates import coherence, survey, unique_energies
-from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._rows import Rows
 from isogeom.decomposition._semi_starts import closed_start, half_space
 
 pytestmark = pytest.mark.filterwarnings("ignore:SemiNMF did not converge:sklearn.exceptions.ConvergenceWarning")

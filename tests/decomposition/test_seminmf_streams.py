@@ -7,9 +7,9 @@ import pytest
 from oracles.semi_nmf import matched_cosines, planted
 
 from isogeom import _xp
-from isogeom.decomposition import SemiNMF, _semi_solve
+from isogeom.decomposition import SemiNMF, _rows, _semi_solve
 from isogeom.decomposition._alternation import Statistics, atom_step
-from isogeom.decomposition._semi_rows import Rows, batched_rows
+from isogeom.decomposition._rows import Rows, batched_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:SemiNMF did not converge:sklearn.exceptions.ConvergenceWarning")
 
@@ -81,6 +81,31 @@ def test_batches_in_every_library(as_array, library, rows):
     np.testing.assert_allclose(_xp.to_numpy(model.components_), expected.components_, atol=1e-8)
 
 
+def test_tiles_of_a_host_array_move_to_the_device_one_by_one(rows):
+    """Rows stay on the host; every reading moves them to the device again, tile by tile, as for a GPU."""
+    strict = pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
+    device = strict.Device("device1")
+
+    class Tiles:
+        def __init__(self, X, size):
+            self.X, self.size, self.largest = X, size, 0
+
+        def __iter__(self):
+            for start in range(0, len(self.X), self.size):
+                tile = strict.asarray(self.X[start : start + self.size], device=device)
+                self.largest = max(self.largest, int(tile.shape[0]))
+                yield tile
+
+    tiles = Tiles(rows, 64)
+    model = SemiNMF(4, random_state=0, max_iter=10).fit_batches(tiles)
+    assert model.components_.device == device
+    assert tiles.largest == 64
+    assert model.n_samples_seen_ == len(rows)
+    expected = SemiNMF(4, random_state=0, max_iter=10).fit(rows)
+    host = _xp.to_numpy(strict.asarray(model.components_, device=strict.Device("CPU_DEVICE")))
+    np.testing.assert_allclose(host, expected.components_, atol=1e-8)
+
+
 def test_batches_must_be_readable_again(rows):
     with pytest.raises(TypeError, match="generator, which can be read only once: pass a list"):
         SemiNMF(2).fit_batches(part for part in np.split(rows, 3))
@@ -141,6 +166,20 @@ def test_a_stream_cannot_be_centred(rows):
     with pytest.raises(AttributeError, match="has no attribute 'partial_fit'") as error:
         SemiNMF(2, center=True).partial_fit(rows)
     assert "center=True cannot be streamed" in str(error.value.__cause__)
+
+
+def test_a_stream_keeps_its_number_of_atoms_and_its_origin(rows):
+    model = SemiNMF(2, random_state=0).fit(rows)
+    before = model.components_.copy()
+    with pytest.raises(ValueError, match="n_components=3, but this SemiNMF has 2 atoms"):
+        model.set_params(n_components=3).partial_fit(rows)
+    assert np.array_equal(model.components_, before)
+    assert model.n_samples_seen_ == len(rows)
+    assert model.set_params(n_components=2).partial_fit(rows).n_samples_seen_ == 2 * len(rows)
+    assert model.set_params(n_components=None).partial_fit(rows).n_components_ == 2
+    centred = SemiNMF(2, center=True, random_state=0).fit(rows).set_params(center=False)
+    with pytest.raises(ValueError, match="fitted with center=True, and a stream cannot be centred"):
+        centred.partial_fit(rows)
 
 
 class Shuffled:
@@ -270,10 +309,69 @@ def test_one_matrix_is_no_iterable_of_batches(as_array, rows):
         SemiNMF(2).fit_batches(pandas.DataFrame(rows))
 
 
+class Stored:
+    """A matrix that is not in memory: it has a shape, and gives rows by slices (as HDF5, Zarr and shards do)."""
+
+    def __init__(self, X):
+        self.X, self.shape, self.longest = X, X.shape, 0
+
+    def __getitem__(self, part):
+        assert isinstance(part, slice)
+        self.longest = max(self.longest, len(self.X[part]))
+        return self.X[part]
+
+    def __array__(self, dtype=None, copy=None):
+        raise MemoryError("all rows asked for at once")
+
+
+def test_a_stored_matrix_is_read_slice_by_slice(rows, monkeypatch):
+    monkeypatch.setattr(_rows, "_MIN_CHUNK", 70)
+    monkeypatch.setattr(_rows, "_SLICE_ELEMENTS", 1)
+    stored = Stored(rows)
+    model = SemiNMF(**OPTIONS).fit_batches(stored)
+    assert stored.longest == 70
+    assert model.n_samples_seen_ == len(rows)
+    np.testing.assert_array_equal(model.components_, SemiNMF(**OPTIONS).fit_batches([rows]).components_)
+    with pytest.raises(ValueError, match="batches is empty"):
+        SemiNMF(**OPTIONS).fit_batches(Stored(rows[:0]))
+
+
+def test_the_shards_of_a_harvest_are_read_slice_by_slice(tmp_path):
+    gradients = pytest.importorskip("isogeom.gradients", reason="torch is not installed")
+    X = np.random.default_rng(0).standard_normal((40_000, 100)).astype(np.float32)
+    paths = [tmp_path / "0.npy", tmp_path / "1.npy"]
+    for path, part in zip(paths, np.split(X, 2)):
+        np.save(path, part)
+    shards = gradients.ShardedRows(paths, [20_000, 20_000], 100)
+    options = {"n_components": 3, "max_iter": 2, "init": X[:3]}
+    expected = SemiNMF(**options).fit(X)
+    tracemalloc.start()
+    try:
+        model = SemiNMF(**options).fit_batches(shards)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(model.components_, expected.components_)
+    assert peak < 0.9 * X.nbytes
+
+
 def test_nothing_but_empty_batches_is_an_error(as_array, rows):
     for batches in ([], [as_array(rows[:0])], [as_array(rows[:0]), []]):
         with pytest.raises(ValueError, match="batches is empty"):
             SemiNMF(2).fit_batches(batches)
+
+
+@pytest.mark.parametrize("change", [lambda X: X[:, :5], lambda X: X * np.nan, lambda X: X[0]])
+def test_an_error_names_the_batch(rows, change):
+    with pytest.raises(ValueError) as error:
+        SemiNMF(2).fit_batches([rows, rows, change(rows)])
+    assert error.value.__notes__ == ["This is batch 2 of batches, counted from 0."]
+
+
+def test_batches_want_one_library(rows):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    with pytest.raises(ValueError, match="Batch 1 must use the same namespace and the same device as the first"):
+        SemiNMF(2).fit_batches([rows, torch.asarray(rows)])
 
 
 def test_rows_that_trade_places_across_blocks_are_noticed():

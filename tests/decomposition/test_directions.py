@@ -7,11 +7,11 @@ import pytest
 from oracles.semi_nmf import svd_error
 
 from isogeom import _xp
-from isogeom.decomposition import SemiNMF, _semi_directions
+from isogeom.decomposition import SemiNMF, _directions
 from isogeom.decomposition._certificates import survey
+from isogeom.decomposition._directions import cheap, moderate, thin_directions
+from isogeom.decomposition._rows import Rows
 from isogeom.decomposition._semi_codes import measure
-from isogeom.decomposition._semi_directions import cheap, moderate, thin_directions
-from isogeom.decomposition._semi_rows import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:SemiNMF did not converge:sklearn.exceptions.ConvergenceWarning")
 
@@ -72,19 +72,19 @@ def test_directions_are_left_to_the_gram_matrix_where_thin_products_do_not_prove
 
 
 def test_proof_in_advance_ends_where_a_proof_afterwards_would(rows, monkeypatch):
-    settled, products = [], _semi_directions._thin_products
+    settled, products = [], _directions._thin_products
 
     def watched(*args, only_scores):
         settled.append(only_scores)
         return products(*args, only_scores=only_scores)
 
-    monkeypatch.setattr(_semi_directions, "_thin_products", watched)
+    monkeypatch.setattr(_directions, "_thin_products", watched)
     fast = thin_directions(Rows.of_array(rows), 6)
     # What was promised for a last pass holds: the tail is known to its accuracy.
     true = np.sum(np.linalg.svd(rows.astype(float), compute_uv=False)[6:] ** 2)
     np.testing.assert_allclose(fast.squares - np.sum(fast.values), true, rtol=1e-6)
     assert settled == [False, True]
-    monkeypatch.setattr(_semi_directions, "_thin_products", lambda *a, only_scores: products(*a, only_scores=False))
+    monkeypatch.setattr(_directions, "_thin_products", lambda *a, only_scores: products(*a, only_scores=False))
     slow = thin_directions(Rows.of_array(rows), 6)
     np.testing.assert_allclose(fast.values, slow.values, rtol=1e-12)
     np.testing.assert_allclose(fast.scores, slow.scores, atol=1e-12)
@@ -107,8 +107,8 @@ def test_scores_stand_for_rows_where_atoms_lie_in_their_span(rows):
 
 
 def test_a_basis_that_misses_a_direction_goes_on_until_it_is_found(rows, monkeypatch):
-    monkeypatch.setattr(_semi_directions, "_SAMPLE_PASSES", 1)
-    monkeypatch.setattr(_semi_directions, "_PASSES", 8)
+    monkeypatch.setattr(_directions, "_SAMPLE_PASSES", 1)
+    monkeypatch.setattr(_directions, "_PASSES", 8)
     X = rows.copy()
     # The sixth direction is strong in a few rows that the sample hardly sees.
     X[::500] += 3 * np.eye(1, 400, 17, dtype=np.float32)
@@ -120,7 +120,7 @@ def test_float32_products_change_what_is_measured_by_rounding_only(rows, monkeyp
     D = np.random.default_rng(0).standard_normal((6, 400))
     D /= np.linalg.norm(D, axis=1, keepdims=True)
     fast = measure(Rows.of_array(rows), D, 0.01, 0.0)
-    monkeypatch.setattr(_semi_directions, "is_single", lambda rows, block: False)
+    monkeypatch.setattr(_directions, "is_single", lambda rows, block: False)
     exact = measure(Rows.of_array(rows), D, 0.01, 0.0)
     np.testing.assert_allclose(fast.error, exact.error, rtol=1e-7)
     np.testing.assert_allclose(fast.statistics.A, exact.statistics.A, atol=1e-6 * exact.statistics.A.max())

@@ -1,4 +1,4 @@
-"""Rows of a Semi-NMF fit, read block by block as often as needed: of an array, or of batches from elsewhere."""
+"""Rows of a fit, read block by block as often as needed: of an array, or of batches from elsewhere."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from isogeom import _xp
-from isogeom._validation import check_same_library
+from isogeom._validation import check_beside
 from isogeom._xp import Array
 
 # Elements of a block in float64 (2 MiB: a pass holds up to four such arrays, and larger ones are no faster), and the
 # fewest rows for which products run at full speed.
 _CHUNK_ELEMENTS, _MIN_CHUNK = 2**18, 256
+# Elements of a slice of a matrix that is not in memory.
+_SLICE_ELEMENTS = 2**20
 
 
 class Rows:
@@ -30,7 +32,9 @@ class Rows:
     mean : array of shape (n_features,), default=None
         Subtracted from every row.
     batched : bool, default=False
-        Whether `read` gives more than one array; their sizes then leave no trace in the blocks.
+        Whether `read` gives arrays of any size that are to leave no trace in the blocks.
+    shape : tuple of (int, int), default=None
+        Numbers of rows and features, where they are known. None: counted at the first look.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class Rows:
         chunk: int | None = None,
         mean: Array | None = None,
         batched: bool = False,
+        shape: tuple[int, int] | None = None,
     ) -> None:
         self.read = read
         self.xp = _xp.array_namespace(reference)
@@ -49,7 +54,7 @@ class Rows:
         self.chunk = chunk or max(_MIN_CHUNK, min(_xp.BLOCK_ROWS, _CHUNK_ELEMENTS // int(reference.shape[-1])))
         self.mean = mean
         self.batched = batched
-        self._shape: tuple[int, int] | None = None
+        self._shape = shape
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -64,13 +69,11 @@ class Rows:
     @classmethod
     def of_array(cls, X: Array, *, chunk: int | None = None, mean: Array | None = None) -> Rows:
         """Return the rows of one array; nothing is copied."""
-        return cls(lambda: (X,), X, chunk=chunk, mean=mean)
+        return cls(lambda: (X,), X, chunk=chunk, mean=mean, shape=(int(X.shape[0]), int(X.shape[1])))
 
     def centred(self, mean: Array) -> Rows:
         """Return the same rows minus `mean`."""
-        rows = Rows(self.read, mean, chunk=self.chunk, mean=mean, batched=self.batched)
-        rows._shape = self._shape
-        return rows
+        return Rows(self.read, mean, chunk=self.chunk, mean=mean, batched=self.batched, shape=self._shape)
 
     def raw(self) -> Iterator[Array]:
         """Yield blocks in their own floating dtype, not centred."""
@@ -124,6 +127,8 @@ def batched_rows(model: Any, batches: Any, chunk: int | None) -> tuple[Rows, Arr
 
     A first reading validates every batch as `fit` validates its rows; later ones are compared with it.
     """
+    if _is_stored(batches):
+        batches = _Slices(batches)
     _check_readable(batches)
     known: list[tuple[int, float]] = []
     like: Array = None
@@ -132,8 +137,12 @@ def batched_rows(model: Any, batches: Any, chunk: int | None) -> tuple[Rows, Arr
         if _is_empty(batch):
             continue
         if like is not None:
-            check_same_library(batch, like, owner=type(model).__name__, method="fit_batches")
-        rows = model._check_X(batch, reset=like is None, convert=False)
+            check_beside(batch, like, name=f"Batch {number}", other_name="the first batch")
+        try:
+            rows = model._check_X(batch, reset=like is None, convert=False)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"This is batch {number} of batches, counted from 0.")
+            raise
         like = _xp.as_real_floating(rows[:1, ...], "X") if like is None else like
         known.append(_fingerprint(rows))
     if like is None:
@@ -157,9 +166,27 @@ def batched_rows(model: Any, batches: Any, chunk: int | None) -> tuple[Rows, Arr
         if n_read < len(known):
             raise ValueError(f"batches gave {len(known)} batches, then {n_read}: they must be the same every time.")
 
-    result = Rows(read, like, chunk=chunk, batched=True)
-    result._shape = sum(size for size, _ in known), int(like.shape[1])
-    return result, like
+    shape = sum(size for size, _ in known), int(like.shape[1])
+    return Rows(read, like, chunk=chunk, batched=True, shape=shape), like
+
+
+def _is_stored(batches: Any) -> bool:
+    """Tell whether `batches` is one matrix that gives rows by slices and is no array: shards, HDF5, Zarr."""
+    if isinstance(batches, np.ndarray) or _xp.is_foreign(batches) or hasattr(batches, "columns"):
+        return False
+    return len(getattr(batches, "shape", ())) == 2 and hasattr(batches, "__getitem__")
+
+
+class _Slices:
+    """The rows of a stored matrix, a slice at a time, as often as asked for."""
+
+    def __init__(self, matrix: Any) -> None:
+        self.matrix = matrix
+        self.size = max(_MIN_CHUNK, _SLICE_ELEMENTS // max(1, int(matrix.shape[1])))
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, int(self.matrix.shape[0]), self.size):
+            yield self.matrix[start : start + self.size]
 
 
 def _check_readable(batches: Any) -> None:

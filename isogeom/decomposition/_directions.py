@@ -11,7 +11,7 @@ import numpy as np
 from isogeom import _xp
 from isogeom._linalg import eigh_descending, fix_signs
 from isogeom._xp import Array, Namespace
-from isogeom.decomposition._semi_rows import Rows
+from isogeom.decomposition._rows import Rows
 
 # Rows and passes of the search for a first guess, fewest columns beyond those asked for, and passes over all rows.
 _SAMPLE, _SAMPLE_PASSES, _EXTRA, _PASSES = 1024, 3, 4, 3
@@ -57,9 +57,8 @@ class _Divided(Rows):
     """Rows of another source divided by a power of two."""
 
     def __init__(self, source: Rows, unit: float) -> None:
-        super().__init__(source.read, next(iter(source.raw())), chunk=source.chunk)
+        super().__init__(source.read, next(iter(source.raw())), chunk=source.chunk, shape=source.shape)
         self.source, self.unit = source, unit
-        self._shape = source.shape
 
     def raw(self) -> Iterator[Array]:
         """Yield the blocks of the source, divided."""
