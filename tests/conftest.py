@@ -1,8 +1,12 @@
-"""Shared fixtures. The environment variable must be set before scipy is imported anywhere in the process."""
+"""Shared fixtures. Environment variables must be set before scipy or a BLAS is imported anywhere in the process."""
 
 import os
 
 os.environ["SCIPY_ARRAY_API"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The workers share the cores: threads of one that wait for each other hold up the others.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from pathlib import Path
 
