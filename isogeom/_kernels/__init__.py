@@ -23,6 +23,7 @@ _KERNELS: dict[str, tuple[str, float]] = {
     "nnls_pivots": ("isogeom._kernels._nnls_pivots", 1e8),
     "nnls_solve": ("isogeom._kernels._nnls", 1e8),
     "nnls_sweep": ("isogeom._kernels._nnls", 1e8),
+    "overlap_counts": ("isogeom._kernels._overlaps", 1e7),
     "pair_squares": ("isogeom._kernels._scan", 1e8),
     "patch_paths": ("isogeom._kernels._shortest_paths", 1e7),
     "path_counts": ("isogeom._kernels._shortest_paths", 1e7),

@@ -1,4 +1,4 @@
-"""Compiled sum over rows that are neighbours of each other; the array code is `dimension/_dependence.py`."""
+"""Compiled loops over rows that share neighbours; the array code is `dimension/_dependence.py` and `_overlap.py`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+import numpy as np
 
 
 def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,3 +57,34 @@ def mutual_sum(parts, columns, rows, place_of):
                 if place >= 0:
                     total += parts[i, j] * parts[other, place]
     return 2.0 * total
+
+
+@_jit
+def overlap_counts(neighbors, starts, members, chosen, others, counts):
+    """Count how many rows neighbourhoods have in common.
+
+    Parameters
+    ----------
+    neighbors : ndarray of shape (m, k), int64
+        Positions of the rows of every neighbourhood.
+    starts, members : ndarray of int
+        The neighbourhoods that hold row i are ``members[starts[i]:starts[i + 1]]``.
+    chosen : ndarray of int64
+        The neighbourhoods to count from.
+    others : ndarray of shape (m, near), int64
+        Near neighbourhoods of each, -1 for none.
+    counts : ndarray of shape (2, k + 1), int64
+        Changed in place: pairs of a chosen one and any, or a near one, by the number of rows in common.
+    """
+    m, k = neighbors.shape
+    shared = np.zeros(m, dtype=np.int32)
+    for i in chosen:
+        shared[:] = 0
+        for j in range(k):
+            for other in members[starts[neighbors[i, j]] : starts[neighbors[i, j] + 1]]:
+                shared[other] += 1
+        for other in shared:
+            counts[0, other] += 1
+        for other in others[i]:
+            if other >= 0:
+                counts[1, shared[other]] += 1

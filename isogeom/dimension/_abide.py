@@ -189,6 +189,10 @@ def neighborhood_sizes(table: NeighborTable, d: float, significance: float) -> n
     rows = _xp.asarray_like(table.positions(), table.indices, dtype=xp.int64)
     sizes = []
     ranks = xp.arange(_FEWEST, k_max, dtype=xp.int64, device=_xp.device(table.distances))
+    # The statistic 4 k ln cosh(d / 2 ln(own / other)) is below the quantile where the radii are within this factor.
+    y = quantile / (4 * np.arange(_FEWEST, k_max))
+    factor = np.exp(2 / d * (y + np.log1p(np.sqrt(-np.expm1(-2 * y)))))
+    factor = xp.expand_dims(_xp.asarray_like(factor, table.distances, dtype=table.distances.dtype), axis=0)
     for start in range(0, table.n_queries, _BLOCK):
         stop = min(start + _BLOCK, table.n_queries)
         # With k neighbours, both balls have the radius of neighbour k; the other row is neighbour k + 1.
@@ -197,11 +201,7 @@ def neighborhood_sizes(table: NeighborTable, d: float, significance: float) -> n
         column = xp.reshape(xp.broadcast_to(xp.expand_dims(ranks - 1, axis=0), own.shape), (-1,))
         flat = xp.reshape(table.distances, (-1,))
         other = xp.reshape(xp.take(flat, other_row * k_max + column, axis=0), own.shape)
-        good = (own > 0) & (other > 0)
-        half = d / 2 * xp.abs(xp.log(xp.where(good, own, xp.ones_like(own)) / xp.where(good, other, xp.ones_like(own))))
-        # ln cosh without overflow.
-        statistic = 4 * xp.astype(ranks, own.dtype) * (half + xp.log1p(xp.exp(-2 * half)) - float(np.log(2)))
-        passed = xp.astype(good & (statistic < quantile), xp.int64)
+        passed = xp.astype((own > 0) & (own < other * factor) & (other < own * factor), xp.int64)
         sizes.append(_FEWEST - 1 + xp.sum(xp.cumulative_prod(passed, axis=1), axis=1))
     return _xp.to_numpy(xp.concat(sizes, axis=0))
 

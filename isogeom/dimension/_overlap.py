@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 import scipy.sparse as sp
 
+from isogeom import _kernels, _xp
 from isogeom.dimension._dependence import Inflation
 
 # Points along either axis of the integrals over balls, and distances of two balls, from 0 to 2 radii.
@@ -84,17 +85,22 @@ def _overlaps(
     columns = member.T.tocsr()
     # Of many neighbourhoods, evenly spaced ones stand for all; they meet all.
     some = np.unique(np.linspace(0, m - 1, min(m, _MOST)).astype(np.int64))
-    total, apart, pairs = 0.0, 0.0, 0
-    for start in range(0, len(some), _ROWS):
+    # How often neighbourhoods share 0, 1, ..., k rows: with any other, and with the near ones.
+    counts = np.zeros((2, k + 1), dtype=np.int64)
+    kernel = _kernels.available("overlap_counts", _xp.array_namespace(member.data), member.dtype, len(some) * k * k)
+    if kernel is not None:
+        kernel(neighbors, columns.indptr, columns.indices, some, others, counts)
+    for start in range(0, len(some) if kernel is None else 0, _ROWS):
         chosen = some[start : start + _ROWS]
         shared = (member[chosen] @ columns).tocsr()
-        shared.data = np.interp(shared.data / k, *correlation)
-        total += float(shared.data.sum())
+        counts[0] += np.bincount(shared.data.astype(np.int64), minlength=k + 1)
         line, rank = np.nonzero(others[chosen] >= 0)
         if len(line):
-            apart += len(line) - float(shared[line, others[chosen][line, rank]].sum())
-            pairs += len(line)
-    return total / len(some), apart / pairs if pairs else 0.0
+            near = np.asarray(shared[line, others[chosen][line, rank]]).ravel()
+            counts[1] += np.bincount(near.astype(np.int64), minlength=k + 1)
+    correlations = np.interp(np.arange(k + 1) / k, *correlation)
+    total, pairs = float(counts[0] @ correlations), int(counts[1].sum())
+    return total / len(some), 1 - float(counts[1] @ correlations) / pairs if pairs else 0.0
 
 
 def pair_correlation(dimension: float, power: int) -> tuple[np.ndarray, np.ndarray]:

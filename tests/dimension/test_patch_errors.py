@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from oracles import dimension as oracle
 
+from isogeom import _kernels
 from isogeom.dimension import ESS, LocalPCADimension, NeighborTable
 from isogeom.dimension._overlap import pair_correlation, patch_inflation
 
@@ -41,8 +42,13 @@ def test_correlations_end_at_none_and_one(d):
     assert (correlations <= 1 + 1e-12).all()
 
 
+@pytest.mark.parametrize("path", ["array", "kernel"])
 @pytest.mark.parametrize("anchors", [None, 150])
-def test_the_inflation_is_as_written(anchors):
+def test_the_inflation_is_as_written(anchors, path, monkeypatch):
+    if path == "kernel":
+        monkeypatch.setitem(_kernels._KERNELS, "overlap_counts", ("isogeom._kernels._overlaps", 0))
+    else:
+        monkeypatch.setattr(_kernels, "available", lambda *_args: None)
     table = NeighborTable.from_rows(np.random.default_rng(0).random((200, 3)), 20, anchors=anchors)
     m = table.n_queries
     values = np.random.default_rng(1).standard_normal(m)
