@@ -1,4 +1,7 @@
-"""Side-by-side timing: one thread, CPU seconds, alternating order, and tables of ratios and of values at the end."""
+"""Side-by-side timing: one thread, CPU seconds, alternating order, and tables of ratios and of values at the end.
+
+With ``ISOGEOM_BENCH_THREADS`` above 1, that many threads and wall-clock seconds: for a machine with nothing else to do.
+"""
 
 import os
 import statistics
@@ -7,6 +10,7 @@ import time
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+_THREADS = int(os.environ.get("ISOGEOM_BENCH_THREADS", "1"))
 _ROWS = pytest.StashKey()
 _FACTS = pytest.StashKey()
 
@@ -25,24 +29,26 @@ def full():
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Run every benchmark with one thread in every BLAS and OpenMP pool, torch's included."""
-    with threadpool_limits(1):
+def fixed_threads():
+    """Run every benchmark with one thread, or as many as asked for, in every BLAS and OpenMP pool, torch's included."""
+    with threadpool_limits(_THREADS):
         try:
             import torch
         except ImportError:
             yield
             return
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(_THREADS)
         yield
         torch.set_num_threads(threads)
 
 
-def cpu_seconds(function):
-    start = time.process_time()
+def seconds_of(function):
+    """Return CPU seconds; with several threads, those on the wall."""
+    clock = time.process_time if _THREADS == 1 else time.perf_counter
+    start = clock()
     function()
-    return time.process_time() - start
+    return clock() - start
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def compare(request, benchmark):
         if warm:
             ours()
             peer()
-        pairs = [(cpu_seconds(ours), cpu_seconds(peer)) for _ in range(repeats)]
+        pairs = [(seconds_of(ours), seconds_of(peer)) for _ in range(repeats)]
         mine, theirs = (statistics.median(times) for times in zip(*pairs))
         ratios = sorted(b / a for a, b in pairs)
         rows = request.config.stash.setdefault(_ROWS, [])
@@ -92,7 +98,8 @@ def pytest_terminal_summary(terminalreporter, config):
     write = terminalreporter.write_line
     if rows:
         write("")
-        write("| what | peer | isogeom, CPU ms | peer, CPU ms | ratio | lowest-highest pair | values |")
+        unit = "CPU ms" if _THREADS == 1 else "wall ms"
+        write(f"| what | peer | isogeom, {unit} | peer, {unit} | ratio | lowest-highest pair | values |")
         write("|---|---|---|---|---|---|---|")
     for label, peer, mine, theirs, ratio, low, high, values in rows:
         times = f"{mine * 1e3:.4g} | {theirs * 1e3:.4g} | {ratio:.3g}x | {low:.3g}-{high:.3g}"
@@ -105,4 +112,4 @@ def pytest_terminal_summary(terminalreporter, config):
     if rows or facts:
         kernels = {f"{p['internal_api']} {p['version']} ({p.get('architecture', '-')})" for p in threadpool_info()}
         write("")
-        write("one thread; " + "; ".join(sorted(kernels)))
+        write(("one thread; " if _THREADS == 1 else f"{_THREADS} threads; ") + "; ".join(sorted(kernels)))
