@@ -16,7 +16,7 @@ from isogeom._kernels._scan import knn_scan, knn_start
 from isogeom._neighbors._exact import blocks
 
 # Rows of a strip, fewer if they are long: two strips' rows and the products of one tile are held per thread.
-_SIDE, _STRIP_ENTRIES = 1024, 2**22
+_SIDE, _STRIP_ENTRIES = 2048, 2**22
 # Columns of a tile, whose products stay in a core's cache; and rows below which a diagonal tile is not halved.
 _STEP, _DIAGONAL = 512, 128
 # From this many neighbours on, the buffers lie in the memory of the result, twice as wide as it.
@@ -92,9 +92,9 @@ class Plan:
         """Choose the sample for `k` neighbours and `c` candidates, or none where it would say little."""
         size = min(side, n // 8) if sampled else 0
         # The neighbours among all rows reach beyond this rank in the sample with a chance of about 1 in 10^4; at rank
-        # k + 3 the sample itself has enough.
+        # k + 2 the sample itself has k others below the limit, even of a row that is in it.
         expected = c * size / n
-        rank = min(math.ceil(expected + 3.5 * math.sqrt(expected) + 2), k + 3)
+        rank = min(math.ceil(expected + 3.5 * math.sqrt(expected) + 2), k + 2)
         n_groups = max(64, 1 << (3 * rank).bit_length())
         if n_groups > size:
             return cls(np.arange(n), min(side, n))
