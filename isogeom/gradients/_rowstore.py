@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isogeom.gradients._dtypes import DTYPES as DTYPES
 from isogeom.gradients._dtypes import encode, storage_dtype
 from isogeom.gradients._result import Harvest, SiteRows, Ties
 from isogeom.gradients._sampling import META_DTYPE, Rows, Selection, smallest

@@ -1,7 +1,6 @@
 """Folders of moments: opened again, merged, and reduced from a sample of rows."""
 
 import os
-import shutil
 import warnings
 from pathlib import Path
 
@@ -12,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from gradients.small_harvests import SITES, Model, StopError, content, make_batches, run, stopping, with_ids  # noqa: E402
 
-from isogeom.gradients import HarvestMoments, _manifest, harvest, open_harvest  # noqa: E402
+from isogeom.gradients import HarvestMoments, harvest, open_harvest  # noqa: E402
 
 torch.set_num_threads(1)
 SAMPLE = {"reduce": "moments", "max_rows": 17}
@@ -189,45 +188,6 @@ def test_interrupted_samples_end_with_the_same_bytes(n, memory_path):
     run(memory_path / "part", model, **SAMPLE)
     assert model.runs == 7 - n // 2 * 2 if n < 7 else 7
     assert content(memory_path / "part") == content(memory_path / "whole")
-
-
-def test_a_sample_crashed_at_every_write_resumes_to_the_same_bytes(memory_path, monkeypatch):
-    """Stop before each call to the system in turn, as a kill would."""
-
-    class Killed(BaseException):
-        pass
-
-    calls = {"left": 10**9}
-
-    def counted(function):
-        def call(*args, **kwargs):
-            calls["left"] -= 1
-            if calls["left"] < 0:
-                raise Killed
-            return function(*args, **kwargs)
-
-        return call
-
-    for name in ("fsync", "replace"):
-        monkeypatch.setattr(_manifest.os, name, counted(getattr(os, name)))
-    unlink = Path.unlink
-    monkeypatch.setattr(Path, "unlink", lambda self, **kw: counted(unlink)(self, **kw))
-    batches, options = make_batches(5), {"reduce": "moments", "max_rows": 10}
-    run(memory_path / "whole", batches=batches, **options)
-    total = 10**9 - calls["left"]
-    expected = content(memory_path / "whole")
-    assert total > 60
-    for at in range(total):
-        calls["left"] = 10**9
-        shutil.rmtree(memory_path / "part", ignore_errors=True)
-        calls["left"] = at
-        with pytest.raises(Killed):
-            run(memory_path / "part", batches=batches, **options)
-        calls["left"] = 10**9
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            run(memory_path / "part", batches=batches, **options)
-        assert content(memory_path / "part") == expected, at
 
 
 def test_a_sample_that_is_reduced_takes_no_more_batches(memory_path):
