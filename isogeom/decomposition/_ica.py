@@ -76,8 +76,8 @@ class ICA(IterativeMixin, Decomposition):
     gradient_norm_ : float
         Certificate of the solution, 0 at a stationary point; see Notes.
     objective_path_ : tuple of float
-        Objective at the start of Picard-O and after each of its iterations, relative to Gaussian sources; see Notes. It
-        falls, except where a source changes its sign.
+        Objective relative to Gaussian sources, where Picard-O computes it: at the start, after every tenth iteration
+        or more often, and at the end; see Notes. It falls, except where a source changes its sign.
     n_components_ : int
         Number of sources.
     n_iter_ : int
@@ -111,7 +111,9 @@ class ICA(IterativeMixin, Decomposition):
     Along :math:`W \mapsto \exp(E) W` with E skew, the gradient is the skew part of :math:`\sigma_i E[g(s_i) s_j]`,
     whose largest entry is ``gradient_norm_``. L-BFGS is preconditioned by the second derivative in the plane of each
     pair (i, j), the size of :math:`(h_{ij} + h_{ji}) / 2`, :math:`h_{ij} = \sigma_i (E[g'(s_i) s_j^2] - E[s_i
-    g(s_i)])`. The signs follow the sources, so that heavy- and light-tailed ones are found together; a source that
+    g(s_i)])`. Steps are accepted by the slope at their end, the approximate Wolfe condition of Hager and Zhang; where
+    the objective, computed at every tenth point, shows that one has led uphill, the objective accepts all those that
+    follow. The signs follow the sources, so that heavy- and light-tailed ones are found together; a source that
     changed its sign three times keeps it.
 
     The FastICA steps use evenly spaced rows, 300 per source and at least 8192; Picard-O uses all rows. While the
@@ -142,6 +144,9 @@ class ICA(IterativeMixin, Decomposition):
 
     Hyvärinen, "Fast and robust fixed-point algorithms for independent component analysis", IEEE Transactions on Neural
     Networks 10(3), 1999. https://doi.org/10.1109/72.761722
+
+    Hager, Zhang, "A new conjugate gradient method with guaranteed descent and an efficient line search", SIAM Journal
+    on Optimization 16(1), 2005. https://doi.org/10.1137/030601880
 
     Himberg, Hyvärinen, Esposito, "Validating the independent components of neuroimaging time series via clustering
     and visualization", NeuroImage 22(3), 2004. https://doi.org/10.1016/j.neuroimage.2004.03.027

@@ -10,7 +10,7 @@ from sklearn.decomposition import FastICA
 from sklearn.exceptions import ConvergenceWarning
 
 from isogeom import _xp
-from isogeom.decomposition import ICA, _picard
+from isogeom.decomposition import ICA, _ica_points
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_objective_path(mixture):
 def test_block_sizes_change_rounding_only(mixture, monkeypatch, entries):
     X, _ = mixture
     expected = ICA(n_components=4, random_state=0).fit(X)
-    monkeypatch.setattr(_picard, "_BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(_ica_points, "_BLOCK_ENTRIES", entries)
     monkeypatch.setattr(_xp.row_blocks, "__defaults__", (97,))
     model = ICA(n_components=4, random_state=0).fit(X)
     assert model.n_iter_ == expected.n_iter_

@@ -7,7 +7,7 @@ from scipy.integrate import quad
 from scipy.linalg import expm
 
 from isogeom import _xp
-from isogeom.decomposition import _ica_contrasts, _picard
+from isogeom.decomposition import _ica_contrasts, _ica_descent, _ica_memory, _ica_points, _picard
 from isogeom.decomposition._ica_contrasts import gaussian_reference, gaussian_threshold
 
 NP = _xp.array_namespace()
@@ -99,7 +99,7 @@ def test_gaussian_threshold_for_one_direction_is_a_two_sided_test():
 @pytest.mark.parametrize("fun", CONTRASTS)
 def test_gradient_is_the_derivative_along_rotations(rows, fun):
     contrast, W, h = _ica_contrasts.CONTRASTS[fun], rotation(5, 1), 1e-5
-    point = _picard.evaluate(rows, W, contrast)
+    point = _ica_points.evaluate(rows, W, contrast)
     sign = np.array([1.0, -1.0, 1.0, 1.0, -1.0])
     np.testing.assert_allclose(point.loss(sign), objective(rows @ W.T, fun, sign))
     for seed in range(3):
@@ -112,7 +112,7 @@ def test_gradient_is_the_derivative_along_rotations(rows, fun):
 @pytest.mark.parametrize("fun", CONTRASTS)
 def test_hessian_is_the_second_derivative_in_a_plane(rows, fun):
     contrast, W, h = _ica_contrasts.CONTRASTS[fun], rotation(5, 1), 1e-3
-    point = _picard.evaluate(rows, W, contrast)
+    point = _ica_points.evaluate(rows, W, contrast)
     sign = point.signs()
     H = point.hessian(sign)
     for i, j in ((0, 1), (1, 4), (2, 3)):
@@ -121,25 +121,22 @@ def test_hessian_is_the_second_derivative_in_a_plane(rows, fun):
         ahead, here, behind = (objective(rows @ (expm(t * E) @ W).T, fun, sign) for t in (h, 0, -h))
         second = abs(ahead - 2 * here + behind) / h**2
         # The quadratic form counts both entries of the pair.
-        np.testing.assert_allclose(np.sum(H * E * E), max(second, 2 * _picard._FLAT), rtol=1e-3)
+        np.testing.assert_allclose(np.sum(H * E * E), max(second, 2 * _ica_points._FLAT), rtol=1e-3)
 
 
-@pytest.mark.parametrize("values", [True, False])
-@pytest.mark.parametrize("pairs", [True, False])
-def test_parts_of_an_evaluation_are_those_of_a_full_one(rows, values, pairs):
-    full = _picard.evaluate(rows, rotation(5, 1), LOGCOSH)
-    point = _picard.evaluate(rows, rotation(5, 1), LOGCOSH, values=values, pairs=pairs)
+def test_a_lesser_point_has_the_slopes_of_a_full_one(rows):
+    full = _ica_points.evaluate(rows, rotation(5, 1), LOGCOSH)
+    point = _ica_points.evaluate(rows, rotation(5, 1), LOGCOSH, full=False)
     assert np.array_equal(point.psi, full.psi)
     assert np.array_equal(point.slopes, full.slopes)
-    assert np.array_equal(point.values, full.values if values else np.zeros(5))
-    assert np.array_equal(point.cross, full.cross) if pairs else point.cross is None
+    assert (full.full, point.full, point.values, point.cross) == (True, False, None, None)
 
 
 @pytest.mark.parametrize("fun", CONTRASTS)
 def test_columns_beyond_the_sources_count_for_nothing(rows, fun):
     contrast, W = _ica_contrasts.CONTRASTS[fun], rotation(5, 1)
     filled = np.concatenate([rows, np.zeros((len(rows), 3))], axis=1)
-    expected, point = _picard.evaluate(rows, W, contrast), _picard.evaluate(filled, W, contrast)
+    expected, point = _ica_points.evaluate(rows, W, contrast), _ica_points.evaluate(filled, W, contrast)
     for name in ("W", "values", "slopes", "psi", "cross"):
         np.testing.assert_allclose(getattr(point, name), getattr(expected, name), atol=1e-13)
 
@@ -147,7 +144,7 @@ def test_columns_beyond_the_sources_count_for_nothing(rows, fun):
 def test_float32_gradient_of_many_rows_is_summed_in_float64():
     S = whiten(laplace_mixture(60_000, 4, 4, seed=1)[0], 4)
     cube = _ica_contrasts.CONTRASTS["cube"]
-    single, double = (_picard.evaluate(S.astype(dtype), rotation(4, 1), cube) for dtype in (np.float32, np.float64))
+    single, double = (_ica_points.evaluate(S.astype(dtype), rotation(4, 1), cube) for dtype in (np.float32, np.float64))
     sign = np.ones(4)
     np.testing.assert_allclose(single.gradient(sign), double.gradient(sign), atol=1e-6)
 
@@ -157,14 +154,14 @@ def test_signs_tell_heavy_from_light_tails():
     S = np.column_stack([rng.laplace(size=5000), rng.uniform(-1, 1, 5000)])
     S = (S - S.mean(axis=0)) / S.std(axis=0)
     for fun, expected in (("logcosh", [1, -1]), ("exp", [1, -1]), ("cube", [-1, 1])):
-        assert _picard.evaluate(S, np.eye(2), _ica_contrasts.CONTRASTS[fun]).signs().tolist() == expected
+        assert _ica_points.evaluate(S, np.eye(2), _ica_contrasts.CONTRASTS[fun]).signs().tolist() == expected
 
 
 @pytest.mark.parametrize("entries", [5, 5 * 64, 5 * 1000, 10**9])
 def test_block_size_changes_rounding_only(rows, entries, monkeypatch):
-    expected = _picard.evaluate(rows, rotation(5, 1), LOGCOSH)
-    monkeypatch.setattr(_picard, "_BLOCK_ENTRIES", entries)
-    point = _picard.evaluate(rows, rotation(5, 1), LOGCOSH)
+    expected = _ica_points.evaluate(rows, rotation(5, 1), LOGCOSH)
+    monkeypatch.setattr(_ica_points, "_BLOCK_ENTRIES", entries)
+    point = _ica_points.evaluate(rows, rotation(5, 1), LOGCOSH)
     for name in ("values", "slopes", "psi", "cross"):
         np.testing.assert_allclose(getattr(point, name), getattr(expected, name), atol=1e-13)
 
@@ -174,9 +171,9 @@ def test_block_size_changes_rounding_only(rows, entries, monkeypatch):
 
 def test_cayley_rotation_is_orthogonal_and_near_the_exponential():
     E = random_skew(6, 0)
-    R = _picard.rotation(E)
+    R = _ica_descent.rotation(E)
     np.testing.assert_allclose(R @ R.T, np.eye(6), atol=1e-14)
-    errors = [np.abs(_picard.rotation(t * E) - expm(t * E)).max() for t in (1e-2, 1e-3)]
+    errors = [np.abs(_ica_descent.rotation(t * E) - expm(t * E)).max() for t in (1e-2, 1e-3)]
     assert errors[1] < errors[0] * 1.1e-3
 
 
@@ -192,7 +189,7 @@ def test_memory_solves_a_quadratic():
 
     B = rng.standard_normal((dim, dim))
     B = B @ B.T + np.eye(dim)
-    memory, x = _picard.Memory(20), rng.standard_normal(dim)
+    memory, x = _ica_memory.Memory(20), rng.standard_normal(dim)
     ones = np.ones((k, k))
     for _ in range(60):
         g = B @ x
@@ -209,19 +206,19 @@ def test_memory_solves_a_quadratic():
 
 
 def test_memory_refuses_negative_curvature():
-    memory = _picard.Memory(5)
+    memory = _ica_memory.Memory(5)
     memory.add(random_skew(3, 0), -random_skew(3, 0))
     assert not memory
 
 
 def test_line_search_refuses_an_ascent_direction(rows):
-    point = _picard.evaluate(rows, rotation(5, 1), LOGCOSH)
+    point = _ica_points.evaluate(rows, rotation(5, 1), LOGCOSH)
     sign = point.signs()
     gradient = point.gradient(sign)
-    assert _picard.line_search(rows, point, sign, gradient, LOGCOSH, 1e-15) is None
-    new, step = _picard.line_search(rows, point, sign, -gradient, LOGCOSH, 1e-15)
+    assert _ica_descent.line_search(rows, point, sign, gradient, LOGCOSH, 1e-15) is None
+    new, step = _ica_descent.line_search(rows, point, sign, -gradient, LOGCOSH, 1e-15)
     assert new.loss(sign) < point.loss(sign)
-    np.testing.assert_allclose(new.W, _picard.rotation(step) @ point.W)
+    np.testing.assert_allclose(new.W, _ica_descent.rotation(step) @ point.W)
 
 
 @pytest.mark.parametrize("fun", CONTRASTS)
@@ -238,7 +235,7 @@ def test_end_is_stationary_orthogonal_and_lower(rows, fun, dtype):
 
 def test_objective_falls_while_the_signs_stay(rows):
     solution = _picard.minimise(rows, rotation(5, 3), LOGCOSH, max_iter=300, tol=1e-8)
-    point = _picard.evaluate(rows, rotation(5, 3), LOGCOSH)
+    point = _ica_points.evaluate(rows, rotation(5, 3), LOGCOSH)
     assert point.signs().tolist() == solution.signs.tolist() == [1] * 5
     assert np.all(np.diff(solution.path) <= 1e-13)
     expected = objective(rows @ solution.point.W.T, "logcosh", solution.signs) - 5 * gaussian_reference("logcosh")[0]
