@@ -17,8 +17,9 @@ from isogeom import _xp
 # Kernel name -> (module, smallest problem for which loading it pays). The size is the number of multiplications, as
 # each caller counts it: below about 1e8 (0.1 s) the array code is done before a cached kernel is loaded from disk.
 _KERNELS: dict[str, tuple[str, float]] = {
+    "centred_patches": ("isogeom._kernels._simplex_skewness", 1e8),
     "knn_scan": ("isogeom._kernels._scan", 1e8),
-    "mutual_sum": ("isogeom._kernels._overlaps", 1e8),
+    "mutual_pairs": ("isogeom._kernels._overlaps", 1e8),
     "nnls_exchange": ("isogeom._kernels._nnls_exchange", 1e8),
     "nnls_pivots": ("isogeom._kernels._nnls_pivots", 1e8),
     "nnls_solve": ("isogeom._kernels._nnls", 1e8),

@@ -33,21 +33,21 @@ def _place_of(value, line):
 
 
 @_jit
-def mutual_sum(parts, columns, rows, place_of):
-    """Return the sum over ordered pairs of rows of the part of each in the other, multiplied.
+def mutual_pairs(columns, rows, place_of, pairs):
+    """Find the pairs of rows of which each is a neighbour of the other; return their number.
 
     Parameters
     ----------
-    parts : ndarray of shape (m, k), float64
-        Part of each neighbour in the value of a row.
     columns : ndarray of shape (m, k), int32
         Positions of the neighbours.
     rows : ndarray of shape (m,), int64
         Positions of the rows, increasing.
     place_of : ndarray of shape (n,), int64
         Place of each position in `rows`, or -1.
+    pairs : ndarray of shape (m * k // 2, 4), int32
+        Written to: a row, the rank at which it has the other one, the other row, the rank at which that has it.
     """
-    total = 0.0
+    count = 0
     for i in range(columns.shape[0]):
         for j in range(columns.shape[1]):
             other = place_of[columns[i, j]]
@@ -55,8 +55,9 @@ def mutual_sum(parts, columns, rows, place_of):
             if 0 <= other < i:
                 place = _place_of(rows[i], columns[other])
                 if place >= 0:
-                    total += parts[i, j] * parts[other, place]
-    return 2.0 * total
+                    pairs[count, 0], pairs[count, 1], pairs[count, 2], pairs[count, 3] = i, j, other, place
+                    count += 1
+    return count
 
 
 @_jit

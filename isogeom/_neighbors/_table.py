@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +77,8 @@ class NeighborTable:
     dtype: str = "float64"
     recall: float = 1.0
     X: Array | None = field(default=None, repr=False)
+    # What several estimators need of the same neighbours; see `shared`.
+    _shared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def n_neighbors(self) -> int:
@@ -123,7 +125,19 @@ class NeighborTable:
                 f"k={k} neighbours are needed, but the table has {self.n_neighbors}: make it with at least {k} "
                 f"neighbours, as NeighborTable.from_rows(X, n_neighbors={k}) does."
             )
-        return replace(self, distances=self.distances[:, :k], indices=self.indices[:, :k])
+        table = replace(self, distances=self.distances[:, :k], indices=self.indices[:, :k])
+        object.__setattr__(table, "_shared", self._shared)
+        return table
+
+    def shared(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what `make` gives, made once for this table and those of :meth:`first`: the key tells them apart."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for copies and pickles, without what can be made again."""
+        return {**self.__dict__, "_shared": {}}
 
     def positions(self) -> np.ndarray:
         """Return, for every row that was passed, its row in the table, or -1: shape (n_samples,), on the host."""

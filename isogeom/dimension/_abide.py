@@ -144,9 +144,9 @@ class ABIDE(DimensionEstimator):
         table = table.first(min(int(self.max_neighbors), table.n_neighbors))
         start = _start(table)
         d, path = start, [start]
-        distances = _xp.to_numpy(table.distances)
+        distances, gaps = _xp.to_numpy(table.distances), radius_gaps(table)
         for _ in range(int(self.n_iter)):
-            sizes = neighborhood_sizes(table, d, float(self.significance))
+            sizes = neighborhood_sizes(gaps, d, float(self.significance), table.n_neighbors)
             ratio = min(BEST_SHARE ** (1 / d), LARGEST_RATIO)
             used, inner, trials = _inner(distances, sizes)
             counts = np.sum(inner <= ratio, axis=1)
@@ -180,30 +180,47 @@ def _start(table: NeighborTable) -> float:
     return float((len(sums) * (k - 1) - 1) / sums.sum())
 
 
-def neighborhood_sizes(table: NeighborTable, d: float, significance: float) -> np.ndarray:
-    """Return the largest size at which every test of equal densities so far passes, per row of the table."""
+def radius_gaps(table: NeighborTable) -> Array:
+    """Return, per row and number of neighbours from `_FEWEST` on, the larger over the smaller radius of two balls.
+
+    One ball is around the row, the other around its next neighbour, both hold k neighbours; the gap is infinite where
+    a radius is 0. Shape (n_queries, n_neighbors - `_FEWEST`).
+    """
     xp = _xp.array_namespace(table.distances)
-    quantile, k_max = float(stats.chi2.isf(significance, 1)), table.n_neighbors
-    if k_max <= _FEWEST:
-        return np.full(table.n_queries, k_max)
+    k_max, flat = table.n_neighbors, xp.reshape(table.distances, (-1,))
     rows = _xp.asarray_like(table.positions(), table.indices, dtype=xp.int64)
-    sizes = []
-    ranks = xp.arange(_FEWEST, k_max, dtype=xp.int64, device=_xp.device(table.distances))
-    # The statistic 4 k ln cosh(d / 2 ln(own / other)) is below the quantile where the radii are within this factor.
-    y = quantile / (4 * np.arange(_FEWEST, k_max))
-    factor = np.exp(2 / d * (y + np.log1p(np.sqrt(-np.expm1(-2 * y)))))
-    factor = xp.expand_dims(_xp.asarray_like(factor, table.distances, dtype=table.distances.dtype), axis=0)
+    ranks = xp.expand_dims(xp.arange(_FEWEST, k_max, dtype=xp.int64, device=_xp.device(flat)), axis=0)
+    gaps = []
     for start in range(0, table.n_queries, _BLOCK):
         stop = min(start + _BLOCK, table.n_queries)
         # With k neighbours, both balls have the radius of neighbour k; the other row is neighbour k + 1.
         own = table.distances[start:stop, _FEWEST - 1 : k_max - 1]
         other_row = xp.take(rows, xp.reshape(table.indices[start:stop, _FEWEST:k_max], (-1,)), axis=0)
-        column = xp.reshape(xp.broadcast_to(xp.expand_dims(ranks - 1, axis=0), own.shape), (-1,))
-        flat = xp.reshape(table.distances, (-1,))
-        other = xp.reshape(xp.take(flat, other_row * k_max + column, axis=0), own.shape)
-        passed = xp.astype((own > 0) & (own < other * factor) & (other < own * factor), xp.int64)
-        sizes.append(_FEWEST - 1 + xp.sum(xp.cumulative_prod(passed, axis=1), axis=1))
-    return _xp.to_numpy(xp.concat(sizes, axis=0))
+        places = xp.reshape(other_row, own.shape) * k_max + (ranks - 1)
+        other = xp.reshape(xp.take(flat, xp.reshape(places, (-1,)), axis=0), own.shape)
+        small = xp.minimum(own, other)
+        positive = small > 0
+        gap = xp.maximum(own, other) / xp.where(positive, small, xp.ones_like(small))
+        gaps.append(xp.where(positive, gap, xp.full_like(gap, xp.inf)))
+    return xp.concat(gaps, axis=0)
+
+
+def neighborhood_sizes(gaps: Array, d: float, significance: float, n_neighbors: int) -> np.ndarray:
+    """Return the largest size at which every test of equal densities so far passes, per row of :func:`radius_gaps`.
+
+    Where there are too few neighbours for a test it is their number, `n_neighbors`.
+    """
+    xp = _xp.array_namespace(gaps)
+    quantile, n_tests = float(stats.chi2.isf(significance, 1)), int(gaps.shape[1])
+    if n_tests == 0:
+        return np.full(gaps.shape[0], n_neighbors)
+    # The statistic 4 k ln cosh(d / 2 ln(own / other)) is below the quantile where the radii are within this factor.
+    y = quantile / (4 * np.arange(_FEWEST, _FEWEST + n_tests))
+    factor = np.exp(2 / d * (y + np.log1p(np.sqrt(-np.expm1(-2 * y)))))
+    failed = gaps >= xp.expand_dims(_xp.asarray_like(factor, gaps, dtype=gaps.dtype), axis=0)
+    first = xp.argmax(xp.astype(failed, xp.uint8), axis=1)
+    passed = xp.where(xp.any(failed, axis=1), first, xp.full_like(first, n_tests))
+    return _xp.to_numpy(_FEWEST - 1 + passed)
 
 
 def _inner(distances: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ B. Efron and C. Stein, "The jackknife estimate of variance", Annals of Statistic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,7 +116,7 @@ def _products(deviations: np.ndarray, parts: np.ndarray, used: np.ndarray, table
     at = columns[:, :width].ravel()
     # The parts of every point in the values of other rows.
     outside = np.bincount(at, parts.ravel(), minlength=n)
-    mutual = _mutual(parts, columns[:, :width], rows, n)
+    mutual = _mutual(parts, used, table)
     # What points change, squared, less twice what pairs change, squared: the variance that single points carry, less
     # three times that of triples. Where density and dimension are constant the first is 0 and the excess negative: a
     # third of it is then the variance of triples, which has to be added.
@@ -124,16 +125,45 @@ def _products(deviations: np.ndarray, parts: np.ndarray, used: np.ndarray, table
     return shared + _linked_sum(deviations, rows, columns, n) - _linked_sum(sums, rows, columns, n)
 
 
-def _mutual(parts: np.ndarray, columns: np.ndarray, rows: np.ndarray, n: int) -> float:
+def _mutual(parts: np.ndarray, used: np.ndarray, table: NeighborTable) -> float:
     """Return the sum over ordered pairs of rows of the part of each in the other, multiplied."""
     m, width = parts.shape
-    kernel = _kernels.available("mutual_sum", _xp.array_namespace(parts), parts.dtype, float(m) * width * width)
+    kernel = _kernels.available("mutual_pairs", _xp.array_namespace(parts), parts.dtype, float(m) * width * width)
     if kernel is None:
-        members = sp.csr_array((parts.ravel(), (np.repeat(rows, width), columns.ravel())), shape=(n, n))
+        n, columns = table.n_samples, _xp.to_numpy(table.indices[:, :width])[used]
+        members = sp.csr_array((parts.ravel(), (np.repeat(table.queries[used], width), columns.ravel())), shape=(n, n))
         return float((members * members.T).sum())
-    place_of = np.full(n, -1)
-    place_of[rows] = np.arange(m)
-    return float(kernel(parts, columns.astype(np.int32), rows, place_of))
+    pairs, starts = table.shared(("mutual pairs", table.n_neighbors), lambda: _mutual_pairs(kernel, table))
+    row, rank, other, back = pairs[:, : starts[width]]
+    if m < table.n_queries:
+        place = np.full(table.n_queries, -1, dtype=np.int32)
+        place[used] = np.arange(m)
+        row, other = place[row], place[other]
+        both = (row >= 0) & (other >= 0)
+        row, rank, other, back = row[both], rank[both], other[both], back[both]
+    flat = parts.ravel()
+    return 2 * float(flat[row * np.int64(width) + rank] @ flat[other * np.int64(width) + back])
+
+
+def _mutual_pairs(kernel: Callable[..., int], table: NeighborTable) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs that are neighbours of each other, in the order of the larger rank; and where ranks start.
+
+    Returns
+    -------
+    pairs : ndarray of shape (4, n_pairs), int32
+        Row of the table, rank of the other one, the other one, rank of the row there.
+    starts : ndarray of shape (n_neighbors + 1,)
+        Number of pairs within the first 0, 1, 2, ... neighbours.
+    """
+    m, width = table.n_queries, table.n_neighbors
+    place_of = np.full(table.n_samples, -1)
+    place_of[table.queries] = np.arange(m)
+    found = np.empty((m * width // 2 + 1, 4), dtype=np.int32)
+    columns = np.ascontiguousarray(_xp.to_numpy(table.indices), dtype=np.int32)
+    found = found[: kernel(columns, table.queries, place_of, found)]
+    last = np.maximum(found[:, 1], found[:, 3]).astype(np.uint16 if width < 2**16 else np.int32)
+    starts = np.concatenate(([0], np.cumsum(np.bincount(last, minlength=width))))
+    return np.ascontiguousarray(found[np.argsort(last, kind="stable")].T), starts
 
 
 def _linked_sum(values: np.ndarray, rows: np.ndarray, columns: np.ndarray, n: int) -> float:

@@ -197,9 +197,15 @@ class Gride(PooledEstimator):
 
 def gride_scales(table: NeighborTable, max_neighbors: int, level: float) -> dict[str, np.ndarray]:
     """Return the estimates at n1 = 1, 2, 4, ..., n2 = 2 n1, as columns of equal length."""
+    most = min(max_neighbors, table.n_neighbors)
+    scales = table.shared(("gride scales", most, level), lambda: _scales(table, most, level))
+    return {name: column.copy() for name, column in scales.items()}
+
+
+def _scales(table: NeighborTable, most: int, level: float) -> dict[str, np.ndarray]:
     rows = []
     n1 = 1
-    while 2 * n1 <= min(max_neighbors, table.n_neighbors):
+    while 2 * n1 <= most:
         logs, used = log_ratios(table.distances, n1, 2 * n1)
         if len(used) >= 3:
             value = ratio_estimate(logs, used, table, n1, 2 * n1, level)

@@ -87,7 +87,9 @@ def _overlaps(
     some = np.unique(np.linspace(0, m - 1, min(m, _MOST)).astype(np.int64))
     # How often neighbourhoods share 0, 1, ..., k rows: with any other, and with the near ones.
     counts = np.zeros((2, k + 1), dtype=np.int64)
-    kernel = _kernels.available("overlap_counts", _xp.array_namespace(member.data), member.dtype, len(some) * k * k)
+    # A term of a sparse product costs as much as ten multiplications.
+    size = 10.0 * len(some) * k * k
+    kernel = _kernels.available("overlap_counts", _xp.array_namespace(member.data), member.dtype, size)
     if kernel is not None:
         kernel(neighbors, columns.indptr, columns.indices, some, others, counts)
     for start in range(0, len(some) if kernel is None else 0, _ROWS):

@@ -53,7 +53,7 @@ def test_adaptive_neighbourhoods_are_those_of_the_test():
     table = NeighborTable.from_rows(X, 60)
     quantile = stats.chi2.isf(1e-3, 1)
     expected = oracle.adaptive_sizes(table.distances, table.indices, 2.0, quantile)
-    np.testing.assert_array_equal(module.neighborhood_sizes(table, 2.0, 1e-3), expected)
+    np.testing.assert_array_equal(module.neighborhood_sizes(module.radius_gaps(table), 2.0, 1e-3, 60), expected)
     assert len(set(expected)) > 10
 
 

@@ -7,11 +7,11 @@ import pytest
 from oracles import dimension as oracle
 from oracles.dimension_ess import ess_value, expected_skewness, skewness
 
-from isogeom import _kernels, _xp
+from isogeom import _kernels
 from isogeom.dimension import ESS, NeighborTable, _simplex
+from isogeom.dimension._patches import offset_patches
 
 A, B = oracle.fixture_a(), oracle.fixture_b()
-XP = _xp.array_namespace(A)
 
 
 @pytest.mark.parametrize(
@@ -66,34 +66,84 @@ def test_a_skewness_out_of_range_gives_an_end_of_the_range():
     assert found[1] > 10_000
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.fixture
+def compiled(monkeypatch):
+    """Compiled code for problems of any size, and no array code."""
+
+    def switch_on():
+        for name in ("centred_patches", "simplex_skewness"):
+            module, _ = _kernels._KERNELS[name]
+            monkeypatch.setitem(_kernels._KERNELS, name, (module, 0))
+        monkeypatch.setattr(_simplex, "skewness", None)
+
+    return switch_on
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 2e-6), ("float64", 1e-10)])
 @pytest.mark.parametrize("version", ["a", "b"])
-@pytest.mark.parametrize(("p", "k"), [(1, 3), (7, 30), (50, 9), (2, 4)])
-def test_kernel_equals_the_array_code(dtype, version, p, k):
+@pytest.mark.parametrize(("p", "k"), [(1, 3), (1, 30), (2, 4), (2, 30), (3, 20), (7, 30), (50, 9)])
+def test_kernel_equals_the_array_code(compiled, dtype, rtol, version, p, k):
     X = (np.random.default_rng(0).standard_normal((50, p)) + 30).astype(dtype)
     table = NeighborTable.from_rows(X, k)
-    expected = _simplex.patch_skewness(X, table.queries, table.distances, table.indices, version)
-    kernel = _kernels.available("simplex_skewness", XP, np.dtype(dtype), 1e12)
-    assert kernel is not None
-    found = kernel(X, table.indices, table.distances[:, -1].copy(), version == "a")
+    patches = table.X, table.queries, table.distances, table.indices
+    expected = _simplex.skewness(next(offset_patches(*patches))[0], version)
+    compiled()
+    found = _simplex.patch_skewness(*patches, version)
     # The sine of parallel vectors is the root of a rounding error, here of every pair.
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-7 if p == 1 else 0)
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-7 if p == 1 else 0)
 
 
 @pytest.mark.parametrize("version", ["a", "b"])
-def test_patches_without_extent_have_no_skewness(version):
-    kernel = _kernels.available("simplex_skewness", XP, np.dtype("float64"), 1e12)
+def test_blocks_of_patches_change_nothing(compiled, version, monkeypatch):
+    X = np.random.default_rng(1).standard_normal((90, 6))
+    table = NeighborTable.from_rows(X, 12)
+    compiled()
+    expected = _simplex.patch_skewness(X, table.queries, table.distances, table.indices, version)
+    for elements in (1, 500):
+        monkeypatch.setattr(_simplex, "_ELEMENTS", elements)
+        found = _simplex.patch_skewness(X, table.queries, table.distances, table.indices, version)
+        np.testing.assert_allclose(found, expected, rtol=1e-13)
+
+
+def test_sines_of_nearly_flat_patches_of_float32_rows_are_exact(compiled):
+    """A curve whose directions are 1e-3 apart: products in float32 would leave an error of 1e-4 in every sine."""
+    t = np.linspace(0, 1, 400)
+    X = np.stack((t, 1e-3 * np.sin(40 * t), np.zeros(400)), axis=1).astype(np.float32)
+    table = NeighborTable.from_rows(X, 20)
+    patches = table.X, table.queries, table.distances, table.indices
+    expected = _simplex.skewness(next(offset_patches(*patches))[0], "a")
+    assert 1e-4 < expected.mean() < 0.05
+    compiled()
+    np.testing.assert_allclose(_simplex.patch_skewness(*patches, "a"), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_float32_rows_in_extreme_units(compiled, scale):
+    X = np.random.default_rng(2).standard_normal((60, 5))
+    expected = NeighborTable.from_rows(X, 15)
+    expected = _simplex.skewness(
+        next(offset_patches(X, expected.queries, expected.distances, expected.indices))[0], "a"
+    )
+    X = (scale * X).astype(np.float32)
+    table = NeighborTable.from_rows(X, 15)
+    compiled()
+    found = _simplex.patch_skewness(X, table.queries, table.distances, table.indices, "a")
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("version", ["a", "b"])
+def test_patches_without_extent_have_no_skewness(compiled, version):
     assert np.isnan(_simplex.skewness(np.ones((1, 4, 3)), version)).all()
-    assert np.isnan(kernel(np.ones((5, 3)), np.array([[1, 2, 3, 4]]), np.zeros(1), version == "a")).all()
+    compiled()
+    nowhere = np.zeros((1, 4)), np.array([[1, 2, 3, 4]])
+    assert np.isnan(_simplex.patch_skewness(np.ones((5, 3)), np.zeros(1), *nowhere, version)).all()
 
 
-def test_the_kernel_is_used_where_it_pays(monkeypatch):
+def test_the_kernel_is_used_where_it_pays(compiled):
     X = np.random.default_rng(0).standard_normal((300, 12))
     plain = ESS(30).fit(X)
-    monkeypatch.setitem(_kernels._KERNELS, "simplex_skewness", ("isogeom._kernels._simplex_skewness", 0))
-    monkeypatch.setattr(_simplex, "skewness", None)
-    compiled = ESS(30).fit(X)
-    assert compiled.dimension_ == pytest.approx(plain.dimension_, rel=1e-12)
+    compiled()
+    assert ESS(30).fit(X).dimension_ == pytest.approx(plain.dimension_, rel=1e-12)
 
 
 @pytest.mark.parametrize(("version", "d"), [("a", 1), ("b", 1), ("a", 6), ("b", 6), ("a", 30), ("b", 30)])

@@ -1,10 +1,12 @@
 """Sums over rows that share neighbours: compiled loops against sparse products, and both against plain loops."""
 
+import pickle
+
 import numpy as np
 import pytest
 
 from isogeom import _kernels
-from isogeom.dimension import NeighborTable, id_profile
+from isogeom.dimension import Gride, NeighborTable, _dependence, _gride, id_profile
 from isogeom.dimension._base import log_ratios
 from isogeom.dimension._dependence import _mutual, inflation
 from isogeom.dimension._parts import log_parts, order_parts
@@ -17,21 +19,40 @@ X = np.random.default_rng(0).standard_normal((300, 4))
 def path(request, monkeypatch):
     """Run by sparse products, or by the kernels whatever the size."""
     if request.param == "kernel":
-        monkeypatch.setitem(_kernels._KERNELS, "mutual_sum", ("isogeom._kernels._overlaps", 0))
+        monkeypatch.setitem(_kernels._KERNELS, "mutual_pairs", ("isogeom._kernels._overlaps", 0))
     else:
         monkeypatch.setattr(_kernels, "available", lambda *_args: None)
 
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("some", [slice(None), slice(20, 280, 3)], ids=["all rows", "some rows"])
-def test_mutual_parts_are_the_sum_over_pairs(some):
-    table = NeighborTable.from_rows(X, 12)
-    rows = np.arange(300)[some]
-    columns = table.indices[rows, :11]
-    parts = log_parts(table.distances[rows])
+@pytest.mark.parametrize("anchors", [None, np.arange(0, 300, 2)], ids=["table of all rows", "table of anchors"])
+@pytest.mark.parametrize("k", [12, 5])
+def test_mutual_parts_are_the_sum_over_pairs(anchors, some, k):
+    table = NeighborTable.from_rows(X, 15, anchors=anchors)
+    used = np.arange(table.n_queries)[some]
+    parts = log_parts(table.distances[used, :k])
+    rows, columns = table.queries[used], table.indices[used, : k - 1]
     members = {int(i): {int(p): g for p, g in zip(line, own)} for i, line, own in zip(rows, columns, parts)}
     expected = sum(g * members.get(p, {}).get(i, 0.0) for i, line in members.items() for p, g in line.items())
-    assert _mutual(parts, columns, rows, 300) == pytest.approx(expected, rel=1e-12)
+    assert _mutual(parts, used, table) == pytest.approx(expected, rel=1e-12)
+
+
+def test_pairs_are_found_once_for_all_widths(monkeypatch):
+    monkeypatch.setitem(_kernels._KERNELS, "mutual_pairs", ("isogeom._kernels._overlaps", 0))
+    calls, found = [], _dependence._mutual_pairs
+    monkeypatch.setattr(_dependence, "_mutual_pairs", lambda *args: calls.append(args) or found(*args))
+    table = NeighborTable.from_rows(X, 15)
+    used = np.arange(300)
+    first = [_mutual(log_parts(table.distances[:, :k]), used, table) for k in (15, 6, 10)]
+    assert len(calls) == 1
+    again = pickle.loads(pickle.dumps(table))
+    assert [_mutual(log_parts(again.distances[:, :k]), used, again) for k in (15, 6, 10)] == first
+    # A pickle holds no more than the table, and another table has pairs of its own.
+    assert len(calls) == 2
+    other = NeighborTable.from_rows(X[::-1].copy(), 15)
+    assert _mutual(log_parts(other.distances), used, other) == pytest.approx(first[0], rel=1e-12)
+    assert len(calls) == 3
 
 
 def test_kernels_change_no_result(monkeypatch):
@@ -45,7 +66,7 @@ def test_kernels_change_no_result(monkeypatch):
     monkeypatch.setattr(_kernels, "available", lambda *_args: None)
     expected = run()
     monkeypatch.undo()
-    monkeypatch.setitem(_kernels._KERNELS, "mutual_sum", ("isogeom._kernels._overlaps", 0))
+    monkeypatch.setitem(_kernels._KERNELS, "mutual_pairs", ("isogeom._kernels._overlaps", 0))
     assert run().ratio == pytest.approx(expected.ratio, rel=1e-12)
 
 
@@ -78,3 +99,18 @@ def test_the_profile_does_not_depend_on_how_many_neighbours_the_table_has():
     a, b = few.select("twonn"), many.select("twonn")
     shared = len(a["dimension"])
     np.testing.assert_allclose(a["dimension"], b["dimension"][:shared], rtol=1e-9)
+
+
+def test_scales_are_computed_once_and_are_nobodys_to_change(monkeypatch):
+    calls, found = [], _gride._scales
+    monkeypatch.setattr(_gride, "_scales", lambda *args: calls.append(args) or found(*args))
+    table = NeighborTable.from_rows(X, 32)
+    model = Gride(max_neighbors=32).fit(table)
+    expected = model.scales_["dimension"].copy()
+    model.scales_["dimension"][:] = 0
+    profile = id_profile(table, max_neighbors=32, estimators=("gride",))
+    assert len(calls) == 1
+    np.testing.assert_array_equal(profile.dimension, expected)
+    assert len(id_profile(table, max_neighbors=16, estimators=("gride",)).dimension) == len(expected) - 1
+    Gride(max_neighbors=32, confidence_level=0.5).fit(table)
+    assert len(calls) == 3

@@ -45,11 +45,12 @@ def test_holes_are_filled_and_misses_counted(duplicates):
     right = np.ones(len(exact.queries), dtype=bool)
     right[::10] = False
     np.testing.assert_array_equal(table.indices[right], exact.indices[right])
-    np.testing.assert_array_equal(table.distances[right], exact.distances[right])
+    # Measured by array code or by a kernel, whichever is loaded: equal up to rounding.
+    np.testing.assert_allclose(table.distances[right], exact.distances[right], rtol=1e-14)
     direct = np.linalg.norm(X[table.queries][:, np.newaxis] - X[table.indices], axis=2)
     np.testing.assert_allclose(table.distances, direct, rtol=1e-12, atol=1e-12)
     assert (table.distances[~right, -1] > exact.distances[~right, -1]).all()
-    recall = np.mean(table.distances <= exact.distances[:, -1:])
+    recall = np.mean(table.distances <= exact.distances[:, -1:] * (1 + 1e-12))
     assert recall < 0.97
     # 100 of the 600 rows, a tenth of them at a recall of about a half.
     assert abs(table.recall - recall) < 0.05
