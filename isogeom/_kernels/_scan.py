@@ -227,6 +227,27 @@ def knn_scan(products, rows, columns, own, row_norms, column_norms, both, c, key
 
 
 @_jit
+def _ask_for(row, line):
+    """Ask for a row to come that is read soon."""
+    for j in range(0, row.shape[0], line):
+        _prefetch(row, j)
+
+
+@_jit
+def _plain_squares(X, queries, rows, columns, out):
+    last, line = rows.shape[0] - 1, 64 // X.itemsize
+    for t in range(last + 1):
+        ahead = min(t + 4, last)
+        _ask_for(X[columns[ahead]], line)
+        _ask_for(queries[rows[ahead]], line)
+        row, query, total = X[columns[t]], queries[rows[t]], 0.0
+        for j in range(row.shape[0]):
+            u = np.float64(row[j]) - np.float64(query[j])
+            total += u * u
+        out[t] = total
+
+
+@_jit
 def pair_squares(X, queries, rows, columns, scale, out):
     """Write the squared distances, times the squared scale, of pairs of a query and a row, by direct differences.
 
@@ -240,46 +261,19 @@ def pair_squares(X, queries, rows, columns, scale, out):
         Factor of the entries.
     out : ndarray of shape (n_pairs,), float64
         Changed in place.
-
-    Notes
-    -----
-    Four pairs at a time, the rows of the next four on their way from memory. The last pair stands in for missing ones,
-    so that a pair gives the same number wherever it comes in the list.
     """
-    last = rows.shape[0] - 1
     # Far from the ends of float64 the sum can be scaled instead of the entries, with the same result.
-    plain = 1e-100 < scale < 1e100
-    after = scale * scale if plain else 1.0
-    # Entries of 64 bytes, a cache line.
-    line = 64 // X.itemsize
-    for t in range(0, last + 1, 4):
-        for later in range(t + 4, min(t + 8, last + 1)):
-            following = X[columns[later]]
-            for j in range(0, X.shape[1], line):
-                _prefetch(following, j)
-        second, third, fourth = min(t + 1, last), min(t + 2, last), min(t + 3, last)
-        x1, x2, x3, x4 = X[columns[t]], X[columns[second]], X[columns[third]], X[columns[fourth]]
-        q1, q2, q3, q4 = queries[rows[t]], queries[rows[second]], queries[rows[third]], queries[rows[fourth]]
-        a = b = c = d = 0.0
-        if plain:
-            for j in range(X.shape[1]):
-                u, v = np.float64(x1[j]) - np.float64(q1[j]), np.float64(x2[j]) - np.float64(q2[j])
-                w, x = np.float64(x3[j]) - np.float64(q3[j]), np.float64(x4[j]) - np.float64(q4[j])
-                a += u * u
-                b += v * v
-                c += w * w
-                d += x * x
-        else:
-            for j in range(X.shape[1]):
-                u = np.float64(x1[j]) * scale - np.float64(q1[j]) * scale
-                v = np.float64(x2[j]) * scale - np.float64(q2[j]) * scale
-                w = np.float64(x3[j]) * scale - np.float64(q3[j]) * scale
-                x = np.float64(x4[j]) * scale - np.float64(q4[j]) * scale
-                a += u * u
-                b += v * v
-                c += w * w
-                d += x * x
-        out[fourth], out[third], out[second], out[t] = d * after, c * after, b * after, a * after
+    if 1e-100 < scale < 1e100:
+        _plain_squares(X, queries, rows, columns, out)
+        for t in range(rows.shape[0]):
+            out[t] *= scale * scale
+        return
+    for t in range(rows.shape[0]):
+        row, query, total = X[columns[t]], queries[rows[t]], 0.0
+        for j in range(row.shape[0]):
+            u = np.float64(row[j]) * scale - np.float64(query[j]) * scale
+            total += u * u
+        out[t] = total
 
 
 @_jit

@@ -11,8 +11,9 @@ from isogeom import _xp
 from isogeom._neighbors import NeighborTable
 from isogeom._xp import Array
 
-# Largest block of coordinates, or of products of the rows of patches, in elements.
-_ELEMENTS = 2**20
+# Largest block of coordinates, or of products of the rows of patches, in elements; of numpy's, which work through it
+# several times, so many that they stay in a cache (1 MiB).
+_ELEMENTS, _CACHED_ELEMENTS = 2**20, 2**17
 
 
 def check_coordinates(table: NeighborTable, owner: str) -> Array:
@@ -56,7 +57,8 @@ def offset_patches(
     xp = _xp.array_namespace(X)
     dtype = _xp.accumulator_dtype(xp, _xp.device(X))
     m, k = distances.shape
-    size = max(1, _ELEMENTS // (int(k) * max(int(k), int(X.shape[1]))))
+    most = _CACHED_ELEMENTS if _xp.is_numpy(xp) else _ELEMENTS
+    size = max(1, most // (int(k) * max(int(k), int(X.shape[1]))))
     for start in range(0, int(m), size):
         stop = min(start + size, int(m))
         yield _patch(xp, X, _rows(xp, X, queries, start, stop), distances[start:stop, :], indices[start:stop, :], dtype)
@@ -73,5 +75,7 @@ def _patch(xp: Any, X: Array, centers: Array, distances: Array, indices: Array, 
     rows = xp.reshape(xp.take(X, xp.reshape(indices, (-1,)), axis=0), (int(b), int(k), int(X.shape[1])))
     radius = xp.astype(distances[:, -1:], dtype)
     radius = xp.where(radius > 0, radius, xp.ones_like(radius))
-    offsets = xp.astype(rows, dtype) - xp.expand_dims(xp.astype(centers, dtype), axis=1)
-    return offsets / xp.expand_dims(radius, axis=2), xp.astype(distances, dtype) / radius
+    # A difference of float32 rows and float64 centres is taken in float64.
+    offsets = rows - xp.expand_dims(xp.astype(centers, dtype), axis=1)
+    offsets /= xp.expand_dims(radius, axis=2)
+    return offsets, xp.astype(distances, dtype) / radius

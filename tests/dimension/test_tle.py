@@ -73,7 +73,7 @@ def test_kernel_equals_the_array_code(monkeypatch, k):
 @pytest.mark.parametrize("elements", [1, 5000])
 def test_size_of_the_blocks_does_not_matter(monkeypatch, elements):
     expected = row_values(A, 20)
-    monkeypatch.setattr(_patches, "_ELEMENTS", elements)
+    monkeypatch.setattr(_patches, "_CACHED_ELEMENTS", elements)
     np.testing.assert_allclose(row_values(A, 20), expected, rtol=1e-12)
 
 
