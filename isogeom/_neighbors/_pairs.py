@@ -50,15 +50,21 @@ class Buffers:
     limits: np.ndarray
     n_candidates: int
 
+    @staticmethod
+    def n_bytes(m: int, k: int, margin: int) -> int:
+        """Return the size of buffers outside of the result, 0 where they lie in its memory."""
+        # A key and a place take eight bytes.
+        return 0 if k >= _IN_PLACE else 8 * m * max(2 * (k + margin), min(_WIDTH, _BUFFER_BYTES // (8 * max(m, 1))))
+
     @classmethod
     def over(cls, distances: np.ndarray, indices: np.ndarray, margin: int) -> Buffers:
         """Make buffers, in the memory of the result where they fit."""
         m, k = distances.shape
-        if k >= _IN_PLACE:
+        size = cls.n_bytes(m, k, margin)
+        if size == 0:
             keys, places = distances.view(np.float32), indices.view(np.int32)
         else:
-            width = max(2 * (k + margin), min(_WIDTH, _BUFFER_BYTES // (8 * max(m, 1))))
-            keys, places = (np.empty((m, width), dtype=dtype) for dtype in (np.float32, np.int32))
+            keys, places = (np.empty((m, size // (8 * m)), dtype=dtype) for dtype in (np.float32, np.int32))
         # A buffer without room for more than its candidates would be reduced at every step.
         c = min(k + margin, 3 * keys.shape[1] // 4)
         return cls(keys, places, np.zeros(m, np.int32), np.full(m, np.inf, np.float32), c)

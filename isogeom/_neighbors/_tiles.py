@@ -24,6 +24,8 @@ from isogeom._neighbors._pairs import Buffers, Pairs, Plan, for_each, strip_side
 _KEPT_BYTES = 60 * 2**20
 # Queries measured together, and the most pairs that they and their neighbours may be.
 _SETTLED, _SETTLED_PAIRS = 512, 2**17
+# Largest buffers, in bytes. Queries that need more are searched for in parts, each pair of rows twice.
+_LARGEST_BUFFERS = 64 * 2**20
 # Entries of the wide buffers of doubtful rows, and the fewest for a row.
 _WIDE_ENTRIES, _LEAST_WIDE = 2**18, 256
 
@@ -88,6 +90,16 @@ def tiled_neighbors(
     n_jobs: int | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return distances, positions and whether they are certified, as `array_neighbors` does."""
+    m = len(queries)
+    n_parts = -(-Buffers.n_bytes(m, k, MARGIN) // _LARGEST_BUFFERS)
+    if n_parts > 1:
+        whole = np.empty((m, k)), np.empty((m, k), dtype=np.int64), np.empty(m, dtype=bool)
+        for part in blocks(m, -(-m // n_parts)):
+            mine = None if own is None else own[part]
+            found = tiled_neighbors(cloud, queries[part], k, own=mine, within=within, n_jobs=n_jobs)
+            for all_rows, rows in zip(whole, found):
+                all_rows[part] = rows
+        return whole
     search = _Search(cloud, k, within, own is not None, effective_n_jobs(n_jobs))
     distances, indices, sure, bounded = search.nearest(queries, own, bounded=True)
     # Rows whose bounds say too little, or whose limit left too few candidates.
@@ -140,7 +152,8 @@ class _Search:
             short = leading_axes(self.cloud, queries, self.k, own=own, within=self.within, kth_distances=kth_distances)
         m, symmetric = len(queries), own is not None and len(own) == self.n
         distances, indices, sure = np.empty((m, self.k)), np.empty((m, self.k), dtype=np.int64), np.empty(m, dtype=bool)
-        buffers = Buffers.over(distances, indices, MARGIN if short is None else BOUND_MARGIN)
+        wide = short is not None and Buffers.n_bytes(m, self.k, BOUND_MARGIN) <= _LARGEST_BUFFERS
+        buffers = Buffers.over(distances, indices, BOUND_MARGIN if wide else MARGIN)
         if reached is not None:
             buffers = self._wide_buffers(reached)
         c = min(buffers.n_candidates, self.n_others)

@@ -44,6 +44,29 @@ def test_all_rows(k, dtype):
 
 
 @pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("own", [np.arange(700), np.arange(0, 700, 3), None], ids=["all", "some", "others"])
+def test_buffers_stay_small_by_searching_in_parts(own, monkeypatch):
+    X = rows()
+    queries = rows(500, seed=1) if own is None else None
+    expected, _ = tiled(X, 5, own=own, queries=queries)
+    sizes, over = [], Buffers.over
+
+    def watched(distances, indices, margin):
+        buffers = over(distances, indices, margin)
+        sizes.append(buffers.keys.nbytes + buffers.places.nbytes)
+        return buffers
+
+    monkeypatch.setattr(Buffers, "over", watched)
+    monkeypatch.setattr(_pairs, "_BUFFER_BYTES", 10_000)
+    monkeypatch.setattr(_tiles, "_LARGEST_BUFFERS", 20_000)
+    found, _ = tiled(X, 5, own=own, queries=queries)
+    np.testing.assert_array_equal(found[1], expected[1])
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-14)
+    assert max(sizes) <= 20_000
+    assert len(sizes) >= 3
+
+
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("kept", [True, False])
 def test_same_as_the_array_code(kept, monkeypatch):
     if not kept:
