@@ -11,10 +11,10 @@ from isogeom import _kernels, _xp
 from isogeom._results import Result
 from isogeom._validation import check_beside, check_real, check_rows
 from isogeom._xp import Array, Namespace
-from isogeom.decomposition._nnls_descent import solve_descent, sweep
+from isogeom.decomposition._nnls_descent import burst_length, solve_descent, sweep
 from isogeom.decomposition._nnls_pivots import solve_pivots
 
-# Sweeps before the first exact step on the support; the number doubles between two such steps.
+# Sweeps of the kernel before its first exact step on the support; the number doubles between two such steps.
 _FIRST_BURST = 4
 # Curvature of unit atoms, in machine epsilons: a Gram matrix with less is left to pivots, and what they take for none.
 # Between the two a step to the minimum matters: at a gradient of `tol`, less curvature would not stop it at a bound.
@@ -44,7 +44,9 @@ class NNLSResult(Result):
         Largest relative residual of the optimality conditions over the rows, computed in float64: 1e-11 or less for an
         exact solution. Above that where there is no minimum: a zero row of G whose products exceed `alpha`, say.
     n_sweeps : int
-        Largest number of sweeps of coordinate descent that a row took; 0 where no row needed any.
+        Largest number of passes of descent that a row took before its exact steps settled it: sweeps over the
+        coordinates in compiled code, iterations of accelerated gradient descent in array code (torch, small numpy
+        problems); 0 where no row needed any.
     """
 
     codes: Array
@@ -89,17 +91,25 @@ def batched_nnls(G: Any, P: Any, *, alpha: float = 0.0, warm_start: Any = None) 
 
     Notes
     -----
-    Each row alternates sweeps of coordinate descent, which find the support, with a step to the exact minimiser over
-    it, cut at the bounds; rows that this does not settle go on with the pivots of Lawson and Hanson, which lower the
-    objective each time and so end after finitely many. Large numpy problems go through compiled loops over rows; there,
-    with a well-conditioned `G`, block principal pivoting (Kim and Park) from the signs of the unconstrained solution,
-    or of the warm start, takes the place of the sweeps. Arithmetic is float64 where the device has it. A row's code
-    does not depend on the other rows. Where `G` is singular the codes may not be unique, but ``codes @ D`` is; the
-    pivots then start from zero and use independent atoms only, so that no code has more positive entries than `G` has
-    rank.
+    Each row alternates a descent, which finds the support, with a step to the exact minimiser over it, cut at the
+    bounds; rows that this does not settle go on with the pivots of Lawson and Hanson, which lower the objective each
+    time and so end after finitely many. The descent of array code is accelerated projected gradient descent (Beck and
+    Teboulle), one matrix product per iteration for all rows, with momentum that each row restarts by its own gradient
+    (O'Donoghue and Candes). Large numpy problems go through compiled loops over rows with sweeps of coordinate descent;
+    there, with a well-conditioned `G`, block principal pivoting (Kim and Park) from the signs of the unconstrained
+    solution, or of the warm start, takes the place of the sweeps. Arithmetic is float64 where the device has it. A
+    row's code does not depend on the other rows. Where `G` is singular the codes may not be unique, but ``codes @ D``
+    is; the pivots then start from zero and use independent atoms only, so that no code has more positive entries than
+    `G` has rank.
 
     References
     ----------
+    Beck, Teboulle, "A fast iterative shrinkage-thresholding algorithm for linear inverse problems", SIAM Journal on
+    Imaging Sciences 2(1), 2009. https://doi.org/10.1137/080716542
+
+    O'Donoghue, Candes, "Adaptive restart for accelerated gradient schemes", Foundations of Computational Mathematics
+    15(3), 2015. https://doi.org/10.1007/s10208-013-9150-3
+
     Lawson, Hanson, "Solving least squares problems", SIAM, 1995, chapter 23. https://doi.org/10.1137/1.9781611971217
 
     Kim, Park, "Fast nonnegative matrix factorization: an active-set-like method and comparisons", SIAM Journal on
@@ -182,7 +192,9 @@ def nnls_shared_gram(
         A row stops once its residual (see Returns) is below `tol`, or below the rounding error of its own gradient. Not
         taken below 100 times the machine epsilon of the accumulator.
     max_sweeps : int, default=60
-        Largest number of sweeps of coordinate descent per row; rows that need more go on with exact pivots.
+        Largest number of sweeps of coordinate descent per row, for compiled code; array code makes up to as many times
+        more iterations of accelerated gradient descent as it makes in place of the first sweeps (`burst_length`). Rows
+        that need more go on with exact pivots.
     algorithm : {"auto", "array", "numba"}, default="auto"
         Array code, compiled kernel (numpy only), or the kernel where it pays.
     n_rows : int, default=None
@@ -197,7 +209,8 @@ def nnls_shared_gram(
         ``max_j |p_j / s_j|``, with g the gradient and ``s_j = sqrt(gram_jj)``: no scaling of atoms or rows changes it.
         A zero atom counts with ``s_j = 1``; a product above `alpha` with it shows here, as there is no minimum.
     n_sweeps : int
-        Largest number of sweeps any row took; 0 if `gram` is singular or so well-conditioned that none is needed.
+        Largest number of sweeps, or of iterations of array code, that any row took; 0 if `gram` is singular, or so
+        well-conditioned that compiled code needs none.
 
     Raises
     ------
@@ -206,8 +219,9 @@ def nnls_shared_gram(
 
     Notes
     -----
-    Each row alternates sweeps of cyclic coordinate descent, which find the support, with one step to the exact
-    minimiser over the coordinates that are positive, cut at the bounds. A row that this does not settle (nearly
+    Each row alternates a descent that finds the support (accelerated projected gradients in array code, sweeps of
+    cyclic coordinate descent in the kernel) with one step to the exact minimiser over the coordinates that are
+    positive, cut at the bounds. A row that this does not settle (nearly
     dependent atoms) goes on as in Lawson and Hanson's method: whenever its support is optimal, the coordinate with the
     most negative gradient enters. Every move lowers the objective and there are finitely many supports, so the solution
     is exact. The kernel for well-conditioned Gram matrices exchanges blocks of coordinates instead, and leaves rows
@@ -296,7 +310,8 @@ def _method(
 ) -> tuple[_Solve, bool]:
     """Choose the method by the conditioning of `unit`, and the kernel if it pays; tell whether it does."""
     eps, k = float(xp.finfo(unit.dtype).eps), int(unit.shape[0])
-    smallest, most = float(xp.min(xp.linalg.eigvalsh(unit))), _max_pivots(unit)
+    spectrum, most = xp.linalg.eigvalsh(unit), _max_pivots(unit)
+    smallest, largest = float(spectrum[0]), float(spectrum[-1])
     singular = smallest <= _SINGULAR * eps * k
     # A pivot costs a few k**2 and a row needs about k of them; sweeps and steps cost less.
     size = math.inf if algorithm == "numba" else (2.0 * k if singular else 40.0) * n_rows * k**2
@@ -312,8 +327,11 @@ def _method(
         return pivot, kernels[0] is not None
 
     def descend(rows: Array, guess: Array | None, l1: Array) -> tuple[Array, Array, int]:
-        arguments = (unit, rows, xp.zeros_like(rows) if guess is None else guess, l1, tol, max_sweeps, _FIRST_BURST)
-        return solve_descent(xp, *arguments, most) if kernels[0] is None else kernels[0](*arguments, most)
+        arguments = (unit, rows, xp.zeros_like(rows) if guess is None else guess, l1, tol)
+        if kernels[0] is not None:
+            return kernels[0](*arguments, max_sweeps, _FIRST_BURST, most)
+        burst = burst_length(k, smallest, largest)
+        return solve_descent(xp, *arguments, max_sweeps * burst // _FIRST_BURST, burst, most, largest)
 
     if len(kernels) < 2 or kernels[1] is None:
         return descend, kernels[0] is not None
