@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from isogeom import _xp
 from isogeom._validation import check_beside
 from isogeom._xp import Array
+from isogeom.decomposition._spool import Spool
 
 # Elements of a block in float64 (2 MiB: a pass holds up to four such arrays, and larger ones are no faster), and the
 # fewest rows for which products run at full speed.
@@ -122,18 +124,52 @@ class Rows:
             first = last
 
 
-def batched_rows(model: Any, batches: Any, chunk: int | None) -> tuple[Rows, Array]:
-    """Return the rows of the batches that `fit_batches` got, and one of them in the dtype of the results.
+@contextmanager
+def open_rows(model: Any, X: Any, chunk: int | None, *, batches: bool = False) -> Iterator[tuple[Rows, Array]]:
+    """Validate what `fit` got; give its rows for the time of a ``with`` block, and one in the dtype of the results.
 
-    A first reading validates every batch as `fit` validates its rows; later ones are compared with it.
+    `X` is an array, or iterable batches; where `batches` says that it must be these, so do error messages.
+    """
+    name = "batches" if batches else "X"
+    if not batches and not gives_batches(X):
+        X = model._check_X(X, reset=True, convert=False)
+        yield Rows.of_array(X, chunk=chunk), _xp.as_real_floating(X[:1, ...], "X")
+    elif isinstance(X, Iterator):
+        with Spool() as spool:
+            yield batched_rows(model, X, chunk, name=name, spool=spool)
+    else:
+        yield batched_rows(model, X, chunk, name=name)
+
+
+def gives_batches(X: Any) -> bool:
+    """Tell whether `X` is an iterable of matrices, and not array-like itself."""
+    if isinstance(X, (str, bytes, Mapping)) or any(hasattr(X, name) for name in ("shape", "__array__", "columns")):
+        return False
+    if isinstance(X, Sequence):
+        # Lists of numbers, and of lists of numbers, are array-likes.
+        return any(_is_matrix(x) or (isinstance(x, (tuple, list)) and any(map(_is_matrix, x[:1]))) for x in X)
+    return isinstance(X, Iterable)
+
+
+def _is_matrix(x: Any) -> bool:
+    return getattr(x, "ndim", 0) == 2
+
+
+def batched_rows(
+    model: Any, batches: Any, chunk: int | None, *, name: str = "batches", spool: Spool | None = None
+) -> tuple[Rows, Array]:
+    """Return the rows of the batches that a fit got as `name`, and one of them in the dtype of the results.
+
+    A first reading validates every batch as `fit` validates its rows; later ones are compared with it. Where `spool` is
+    given, there is one reading of `batches`, which fills it, and later ones read what it holds.
     """
     if _is_stored(batches):
         batches = _Slices(batches)
-    _check_readable(batches)
+    _check_readable(batches, name)
     known: list[tuple[int, float]] = []
-    like: Array = None
+    n_rows, like = 0, None
     for number, batch in enumerate(batches):
-        batch = _unwrap(batch, number)
+        batch = _unwrap(batch, number, name)
         if _is_empty(batch):
             continue
         if like is not None:
@@ -141,33 +177,37 @@ def batched_rows(model: Any, batches: Any, chunk: int | None) -> tuple[Rows, Arr
         try:
             rows = model._check_X(batch, reset=like is None, convert=False)
         except (TypeError, ValueError) as error:
-            error.add_note(f"This is batch {number} of batches, counted from 0.")
+            error.add_note(f"This is batch {number} of {name}, counted from 0.")
             raise
-        like = _xp.as_real_floating(rows[:1, ...], "X") if like is None else like
-        known.append(_fingerprint(rows))
+        like = _xp.as_real_floating(rows[:1, ...], name) if like is None else like
+        n_rows += int(rows.shape[0])
+        if spool is None:
+            known.append(_fingerprint(rows))
+        else:
+            spool.write(rows)
     if like is None:
-        raise ValueError("batches is empty: pass at least one array of rows.")
+        raise ValueError(f"{name} is empty: pass at least one array of rows.")
 
     def read() -> Iterator[Array]:
         n_read = 0
         for number, batch in enumerate(batches):
-            batch = _unwrap(batch, number)
+            batch = _unwrap(batch, number, name)
             if _is_empty(batch):
                 continue
             rows = _plain(batch, model)
             # Codes belong to rows by their place: a shuffling loader would give every row another's code.
             if n_read == len(known) or known[n_read] != _fingerprint(rows):
                 raise ValueError(
-                    f"Batch {number} of batches has changed since it was first read: give the same rows in the same "
+                    f"Batch {number} of {name} has changed since it was first read: give the same rows in the same "
                     "order every time (a DataLoader needs shuffle=False)."
                 )
             n_read += 1
             yield rows
         if n_read < len(known):
-            raise ValueError(f"batches gave {len(known)} batches, then {n_read}: they must be the same every time.")
+            raise ValueError(f"{name} gave {len(known)} batches, then {n_read}: they must be the same every time.")
 
-    shape = sum(size for size, _ in known), int(like.shape[1])
-    return Rows(read, like, chunk=chunk, batched=True, shape=shape), like
+    shape = n_rows, int(like.shape[1])
+    return Rows(read if spool is None else spool.__iter__, like, chunk=chunk, batched=True, shape=shape), like
 
 
 def _is_stored(batches: Any) -> bool:
@@ -189,32 +229,27 @@ class _Slices:
             yield self.matrix[start : start + self.size]
 
 
-def _check_readable(batches: Any) -> None:
-    """Raise TypeError unless `batches` can be iterated over again and again, and is not one matrix of rows."""
+def _check_readable(batches: Any, name: str) -> None:
+    """Raise TypeError unless `batches` can be iterated over, and is not one matrix of rows."""
     shape = getattr(batches, "shape", None)
     if shape is not None and len(shape) != 3:
         raise TypeError(
-            f"batches is one {type(batches).__name__} of shape {tuple(shape)}, not an iterable of arrays: use fit(X), "
+            f"{name} is one {type(batches).__name__} of shape {tuple(shape)}, not an iterable of arrays: use fit(X), "
             "or pass [X]."
         )
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
-        raise TypeError(f"batches must be an iterable of arrays of rows, got {type(batches).__name__}.")
-    if isinstance(batches, Iterator):
-        raise TypeError(
-            f"batches is a {type(batches).__name__}, which can be read only once: pass a list, or an object whose "
-            "__iter__ starts afresh."
-        )
+        raise TypeError(f"{name} must be an iterable of arrays of rows, got {type(batches).__name__}.")
 
 
-def _unwrap(batch: Any, number: int) -> Any:
+def _unwrap(batch: Any, number: int, name: str) -> Any:
     """Return the rows of a batch; the loader of a TensorDataset puts them into a list of one."""
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-    if not isinstance(parts, (tuple, list)) or not any(getattr(part, "ndim", 0) == 2 for part in parts):
+    if not isinstance(parts, (tuple, list)) or not any(map(_is_matrix, parts)):
         return batch
     if len(parts) == 1 and parts is batch:
         return parts[0]
     raise TypeError(
-        f"Batch {number} of batches is a {type(batch).__name__} of {len(parts)} entries, and only rows are wanted: "
+        f"Batch {number} of {name} is a {type(batch).__name__} of {len(parts)} entries, and only rows are wanted: "
         "give one array per batch (a DataLoader of TensorDataset(X), without labels)."
     )
 

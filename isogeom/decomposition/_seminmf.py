@@ -8,12 +8,12 @@ from typing import Any
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from isogeom import _random, _xp
+from isogeom import _random
 from isogeom._callbacks import IterativeMixin
 from isogeom._xp import Array
 from isogeom.decomposition._base import Decomposition, expand, floating_dtype
 from isogeom.decomposition._interpret import RefinementResult, refine
-from isogeom.decomposition._rows import Rows, batched_rows
+from isogeom.decomposition._rows import Rows, open_rows
 from isogeom.decomposition._semi_codes import encode
 from isogeom.decomposition._semi_fit import Settings, check_start, fit_rows
 from isogeom.decomposition._semi_report import check_stream, forget, report, update, warn_inexact
@@ -232,8 +232,10 @@ class SemiNMF(IterativeMixin, Decomposition):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows, of any sign; a memory map, also of half precision or integers, is read block by block.
+        X : array-like of shape (n_samples, n_features), or iterable of such arrays
+            Rows, of any sign; a memory map, also of half precision or integers, is read block by block. Batches of rows
+            (a list of arrays, a ``DataLoader``) are read as :meth:`fit_batches` reads them. An iterator or a generator,
+            which can be read only once, is first copied batch by batch to a temporary file, deleted when `fit` ends.
         y : None
             Ignored.
 
@@ -247,7 +249,7 @@ class SemiNMF(IterativeMixin, Decomposition):
         ValueError
             If a parameter is out of range or a value is not finite.
         """
-        self._fit_array(X, keep=False)
+        self._fit(X, keep=False)
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> Array:  # noqa: ARG002
@@ -255,17 +257,17 @@ class SemiNMF(IterativeMixin, Decomposition):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
-            Rows, of any sign.
+        X : array-like of shape (n_samples, n_features), or iterable of such arrays
+            Rows, of any sign, as for :meth:`fit`.
         y : None
             Ignored.
 
         Returns
         -------
         array of shape (n_samples, n_components)
-            Nonnegative codes, the same as ``fit(X).transform(X)``; dtype of `components_`.
+            Nonnegative codes of all rows, the same as ``fit(X).transform(X)``; dtype of `components_`.
         """
-        return self._fit_array(X, keep=True)
+        return self._fit(X, keep=True)
 
     def fit_batches(self, batches: Iterable[Any]) -> SemiNMF:
         """Fit the model to rows that come in batches, without holding them together.
@@ -274,9 +276,9 @@ class SemiNMF(IterativeMixin, Decomposition):
         ----------
         batches : iterable of array-like of shape (any, n_features)
             Batches of rows in one library and on one device, alone or in a list or tuple of one, as a ``DataLoader`` of
-            a ``TensorDataset`` gives them. Empty ones are passed over. They are read several times, in the same order:
-            a list or an object whose ``__iter__`` starts afresh, not a generator. Their sizes do not matter. Or one
-            stored matrix that is read by slices: the rows of a harvest on disk, a dataset of HDF5 or Zarr.
+            a ``TensorDataset`` gives them. Empty ones are passed over. They are read several times, in the same order;
+            those of an iterator or a generator once, into a temporary file. Their sizes do not matter. Or one stored
+            matrix that is read by slices: the rows of a harvest on disk, a dataset of HDF5 or Zarr.
 
         Returns
         -------
@@ -286,14 +288,12 @@ class SemiNMF(IterativeMixin, Decomposition):
         Raises
         ------
         TypeError
-            If `batches` can be read only once, or is one array of rows, or a batch holds more than rows.
+            If `batches` is no iterable, or one array of rows, or a batch holds more than rows.
         ValueError
             If there is no row, a parameter is out of range, a value is not finite, or the batches change from one
             reading to the next.
         """
-        settings = Settings.of(self)
-        rows, like = batched_rows(self, batches, settings.chunk)
-        self._fit_rows(rows, like, settings, keep=False)
+        self._fit(batches, keep=False, batches=True)
         return self
 
     @available_if(_can_stream)
@@ -322,7 +322,7 @@ class SemiNMF(IterativeMixin, Decomposition):
         """
         settings = Settings.of(self)
         if not hasattr(self, "components_"):
-            self._fit_array(X, keep=False)
+            self._fit(X, keep=False)
             return self
         check_stream(self)
         self._check_fitted_library(X, "components_", "partial_fit")
@@ -331,19 +331,15 @@ class SemiNMF(IterativeMixin, Decomposition):
         update(self, Rows.of_array(X, chunk=settings.chunk), settings)
         return self
 
-    def _fit_array(self, X: Any, *, keep: bool) -> Array:
-        """Fit to the rows of one array, and return their codes if `keep`."""
+    def _fit(self, X: Any, *, keep: bool, batches: bool = False) -> Array:
+        """Fit to the rows of an array or of batches, and return their codes if `keep`."""
         settings = Settings.of(self)
-        X = self._check_X(X, reset=True, convert=False)
-        like = _xp.as_real_floating(X[:1, ...], "X")
-        return self._fit_rows(Rows.of_array(X, chunk=settings.chunk), like, settings, keep=keep)
-
-    def _fit_rows(self, rows: Rows, like: Array, settings: Settings, *, keep: bool) -> Array:
-        rng = _random.check_rng(self.random_state, "random_state")
-        k, init = check_start(self, rows, like)
-        with self._iterations(None) as step:
-            outcome = fit_rows(rows, settings, k=k, init=init, rng=rng, like=like, keep=keep, step=step)
-        return report(self, outcome, settings, like)
+        with open_rows(self, X, settings.chunk, batches=batches) as (rows, like):
+            rng = _random.check_rng(self.random_state, "random_state")
+            k, init = check_start(self, rows, like)
+            with self._iterations(None) as step:
+                outcome = fit_rows(rows, settings, k=k, init=init, rng=rng, like=like, keep=keep, step=step)
+            return report(self, outcome, settings, like)
 
     def transform(self, X: Any) -> Array:
         """Return the exact codes of the rows.
