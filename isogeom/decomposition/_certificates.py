@@ -13,14 +13,15 @@ from isogeom import _xp
 from isogeom._linalg import eigh_descending, fix_signs
 from isogeom._moments import Moments
 from isogeom._xp import Array
-from isogeom.decomposition._directions import lift, thin_directions
+from isogeom.decomposition._directions import left_over, lift, thin_directions
 from isogeom.decomposition._rows import Rows
 
 # Largest Gram matrix that is decomposed whole; beyond it, a block Krylov space takes this many passes over the rows.
 _GRAM_SIDE = 4096
 _KRYLOV_PASSES = 6
-# Share of the squared norm below which the error of the SVD is measured on the rows: differences of sums lose it.
-_SMALL_TAIL = 1e-6
+# Share of the squared norm below which the error of the SVD is measured on the rows: differences of sums lose it. The
+# same where the Gram matrix is a sum of float32 products; and the share below which the rest drowns in their rounding.
+_SMALL_TAIL, _SMALL_TAIL_SINGLE, _LOST_TAIL_SINGLE = 1e-6, 1e-1, 1e-3
 # Eigenvalue of codes scaled to unit columns that counts as dependence.
 _DEPENDENT = 1e-13
 _DUPLICATE = 0.99
@@ -67,10 +68,10 @@ def survey(rows: Rows, rank: int, *, center: bool) -> tuple[Rows, Survey]:
     rank_used = min(rank, n, d)
     thin = thin_directions(rows, rank_used)
     if thin is not None:
-        tail, last = thin.squares - float(xp.sum(thin.values)), float(thin.values[-1]) if rank <= rank_used else 0.0
-        return rows, Survey(n, d, thin.squares, thin.norms / n, thin.axes, tail, last, scores=thin.scores)
+        last = float(thin.values[-1]) if rank <= rank_used else 0.0
+        return rows, Survey(n, d, thin.squares, thin.norms / n, thin.axes, thin.tail, last, scores=thin.scores)
     narrow = d <= min(n - 1, _GRAM_SIDE)
-    moments, total, squares = Moments(), 0.0, 0.0
+    moments, total, squares, measured = Moments(), 0.0, 0.0, False
     for raw in rows.raw():
         block = lift(rows, raw)
         lengths = xp.vecdot(block, block)
@@ -78,16 +79,35 @@ def survey(rows: Rows, rank: int, *, center: bool) -> tuple[Rows, Survey]:
         squares += float(xp.sum(lengths))
         if narrow:
             moments.update(block if center else raw)
+            measured = measured or not (center or raw.dtype == rows.dtype)
     if narrow:
-        axes, values = _leading(xp, moments.gram(), min(rank, d))
+        axes, values, tail = _from_moments(xp, moments, rank_used)
+        # The mean is added in the accumulator's dtype: only products of what varies are rounded to float32.
+        spread = float(xp.linalg.trace(moments.scatter))
+        if measured and tail <= _LOST_TAIL_SINGLE * spread:
+            # Rounding of the strong directions has turned the weak ones.
+            moments, measured = Moments(), False
+            for _, block in rows:
+                moments.update(block)
+            axes, values, tail = _from_moments(xp, moments, rank_used)
+        measured = measured and tail <= _SMALL_TAIL_SINGLE * spread
     else:
-        axes, values = _from_rows(rows, min(rank, n, d))
-    tail = max(squares - float(xp.sum(values)), 0.0)
-    if tail <= _SMALL_TAIL * squares:
-        columns = xp.matrix_transpose(axes)
-        tail = sum(float(xp.sum((b - xp.matmul(xp.matmul(b, columns), axes)) ** 2)) for _, b in rows)
-    last = float(values[-1]) if rank <= int(axes.shape[0]) else 0.0
-    return rows, Survey(n, d, squares, total / n, axes, tail, max(last, 0.0))
+        axes, values = _from_rows(rows, rank_used)
+        tail = squares - float(xp.sum(values))
+    last = float(values[-1])
+    if measured or tail <= _SMALL_TAIL * squares:
+        _, tail, last = left_over(rows, axes)
+    return rows, Survey(n, d, squares, total / n, axes, tail, max(last, 0.0) if rank <= rank_used else 0.0)
+
+
+def _from_moments(xp: Any, moments: Moments, count: int) -> tuple[Array, Array, float]:
+    """Return the leading directions and values of the Gram matrix, and what is left of its own trace.
+
+    The trace has the rounding of the values: it cancels, where the exact squared norm of the rows would keep it.
+    """
+    gram = moments.gram()
+    axes, values = _leading(xp, gram, count)
+    return axes, values, max(float(xp.linalg.trace(gram)) - float(xp.sum(values)), 0.0)
 
 
 def _leading(xp: Any, gram: Array, count: int) -> tuple[Array, Array]:

@@ -21,8 +21,9 @@ _SIZE, _THIN = 2**20, 6
 _DROP = 0.1
 # Share of what the last direction holds that may be left over where angles are to be bounded.
 _MOST_LEFT = 0.5
-# Share of the squared norm that must be left over: float32 products know it to about 1e-9 of the whole.
-_LEAST_TAIL = 1e-3
+# Share of the squared norm that must be left over: directions from float32 products are known well enough for so much.
+# And the share below which it is measured on the rows: sums of such products know it to about 1e-8 of the whole.
+_LEAST_TAIL, _SMALL_TAIL = 1e-5, 1e-2
 # Largest entry of float64 rows from which, and from its inverse, a fit takes other units.
 _TINY = 1e-120
 # Squared norms of rows beyond this, or its inverse, are left to float64.
@@ -91,11 +92,15 @@ def cheap(rows: Rows, block: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Thin:
-    """Leading directions as rows, eigenvalues of the Gram matrix, scores, squared norm and sum of the norms of rows."""
+    """Leading directions as rows, eigenvalues of the Gram matrix, scores, and what they leave of the squared norm.
+
+    Also the squared norm itself, and the sum of the norms of rows.
+    """
 
     axes: Array
     values: Array
     scores: Array
+    tail: float
     squares: float
     norms: float
 
@@ -123,7 +128,7 @@ def thin_directions(
         if not n * _LEAST_SQUARE < squares < 1 / _LEAST_SQUARE:
             return None
         wide = xp.astype(basis, rows.dtype)
-        values, turn = _ritz(xp, gram, wide)
+        values, turn = ritz(xp, gram, wide)
         axes = xp.matmul(turn, xp.matrix_transpose(wide))[:count, :]
         tail = squares - float(xp.sum(values[:count]))
         # The next value is known from below only: twice that much is taken for its limit. No value exceeds the tail.
@@ -136,7 +141,10 @@ def thin_directions(
             missed = float(xp.sum(missed * missed))
         allowed = _ACCURACY * tail * gap if largest_sine is None else (largest_sine * gap) ** 2
         if settled or missed <= allowed:
-            return _finish(rows, axes, values[:count], turn[:count, :], scores, squares, norms)
+            final, inside = _finish(rows, axes, turn[:count, :], scores)
+            if largest_sine is None and tail < _SMALL_TAIL * squares:
+                squares, tail, _ = left_over(rows, final, inside)
+            return Thin(final, values[:count], inside, tail, squares, norms)
         basis = xp.astype(xp.linalg.qr(xp.matrix_transpose(cross))[0], first.dtype)
         # The residual over the gap bounds the sine of the angle to the leading directions (Davis and Kahan). The
         # product with the Gram matrix divided its tangent by the drop of the spectrum; energy is lost with its square.
@@ -146,9 +154,7 @@ def thin_directions(
     return None
 
 
-def _finish(
-    rows: Rows, axes: Array, values: Array, turn: Array, scores: list[Array], squares: float, norms: float
-) -> Thin:
+def _finish(rows: Rows, axes: Array, turn: Array, scores: list[Array]) -> tuple[Array, Array]:
     """Return the directions with the signs they shall have, and the scores on them."""
     xp, final = rows.xp, fix_signs(axes)
     # The signs of the turn follow those of the directions.
@@ -161,7 +167,31 @@ def _finish(
         stop = start + int(Y.shape[0])
         inside[start:stop, :] = xp.matmul(xp.astype(Y, rows.dtype), columns)
         start = stop
-    return Thin(final, values, inside, squares, norms)
+    return final, inside
+
+
+def left_over(rows: Rows, axes: Array, scores: Array | None = None) -> tuple[float, float, float]:
+    """Return the squared norms of the rows, of what orthonormal axes leave of them, and of the scores on the last axis.
+
+    Measured on the residual of every row: a difference of the first and of squared scores would lose a small rest. With
+    `scores`, which must then be those of the rows on the axes, the product is made in the dtype of the rows.
+    """
+    xp, start = rows.xp, 0
+    squares, tail, last = 0.0, 0.0, 0.0
+    columns = xp.matrix_transpose(axes)
+    for raw in rows.raw():
+        block = lift(rows, raw)
+        squares += float(xp.sum(xp.vecdot(block, block)))
+        if scores is None:
+            inside = xp.matmul(block, columns)
+            residual = block - xp.matmul(inside, axes)
+        else:
+            inside = scores[start : start + int(raw.shape[0]), :]
+            residual = raw - xp.matmul(xp.astype(inside, raw.dtype), xp.astype(axes, raw.dtype))
+        tail += float(xp.sum(xp.astype(xp.vecdot(residual, residual), rows.dtype)))
+        last += float(xp.sum(inside[:, -1] ** 2))
+        start += int(raw.shape[0])
+    return squares, tail, last
 
 
 def guess_directions(rows: Rows, count: int, *, centred: bool = False) -> Array | None:
@@ -228,8 +258,10 @@ def _thin_products(
     return (norms, squares) if sizes is None else sizes, kept, cross, gram
 
 
-def _ritz(xp: Namespace, gram: Array, basis: Array) -> tuple[Array, Array]:
+def ritz(xp: Namespace, gram: Array, basis: Array) -> tuple[Array, Array]:
     """Return falling eigenvalues in the span of the basis, and their directions as combinations of it (rows).
+
+    `gram` is that of the scores on the columns of the basis.
 
     The rounded basis is orthonormal to float32 only: its own Gram matrix is divided out.
     """
