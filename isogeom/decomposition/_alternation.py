@@ -85,8 +85,12 @@ class Problem:
 
     def objective(self, statistics: Statistics, D: Array) -> float:
         """Return the objective from the sums of the codes and the atoms: no pass over the rows."""
+        return self.objective_of(float(_xp.array_namespace(D).sum(statistics.B * D)), statistics, D)
+
+    def objective_of(self, inner: float, statistics: Statistics, D: Array) -> float:
+        """Return the same from the inner product of ``X`` and ``Z @ D``, whatever rows the sums hold in B."""
         xp, A = _xp.array_namespace(D), statistics.A
-        fit = self.squares - 2 * float(xp.sum(statistics.B * D)) + float(xp.sum(xp.matmul(A, D) * D))
+        fit = self.squares - 2 * inner + float(xp.sum(xp.matmul(A, D) * D))
         total = max(fit, 0.0) / 2 + self.penalty * float(xp.sum(statistics.sums))
         return total + self.ridge / 2 * float(xp.linalg.trace(A)) if self.ridge else total
 
@@ -205,9 +209,18 @@ def _iterate(rows: Rows, state: State, problem: Problem, D: Array, lengths: Arra
 
 
 def code_step(
-    rows: Rows, D: Array, Z: Array, problem: Problem, lengths: Array | None = None
+    rows: Rows,
+    D: Array,
+    Z: Array,
+    problem: Problem,
+    lengths: Array | None = None,
+    *,
+    inner: list[float] | None = None,
 ) -> tuple[Array, Statistics]:
-    """Return better codes than `Z` (times `lengths`, by columns) for the atoms `D`, and their sums."""
+    """Return better codes than `Z` (times `lengths`, by columns) for the atoms `D`, and their sums.
+
+    `inner`, if given, gets the inner products of every block and its part of ``Z @ D``, for the former codes.
+    """
     xp = rows.xp
     columns = xp.matrix_transpose(D)
     gram = xp.matmul(D, columns)
@@ -217,6 +230,8 @@ def code_step(
     for place, block in rows:
         old = Z[place, :] if lengths is None else Z[place, :] * lengths
         P = xp.matmul(block, columns)
+        if inner is not None:
+            inner.append(float(xp.sum(xp.vecdot(old, P))))
         codes = coordinate_sweeps(gram, P, old, alpha=problem.penalty, n_sweeps=_SWEEPS, n_rows=rows.shape[0])
         statistics.add(codes, block)
         new[place, :] = codes

@@ -9,7 +9,7 @@ import numpy as np
 
 from isogeom._validation import Steps
 from isogeom._xp import Array
-from isogeom.decomposition._alternation import Problem, State, advance
+from isogeom.decomposition._alternation import Problem, State, advance, code_step
 from isogeom.decomposition._certificates import Survey
 from isogeom.decomposition._rows import Rows
 from isogeom.decomposition._semi_starts import closed_start, scores, svd_start
@@ -64,6 +64,8 @@ class Space:
     axes: Array
     embed: Array | None
     facts: Survey
+    # Squared norm to go with the rows: with what the axes leave over, for scores.
+    squares: float
 
     def scores(self) -> Array:
         """Return the scores of the rows on the leading directions."""
@@ -113,11 +115,12 @@ def choose_space(rows: Rows, facts: Survey) -> Space:
     xp, p = rows.xp, int(facts.axes.shape[0])
     small = facts.n_samples * facts.n_features < _SUBSPACE_SIZE
     if small or _SUBSPACE_GAIN * p > facts.n_features:
-        return Space(rows, facts.axes, None, facts)
+        return Space(rows, facts.axes, None, facts, facts.squares)
     own = xp.eye(p, dtype=rows.dtype, device=rows.device)
     found = scores(rows, facts.axes, facts.n_samples) if facts.scores is None else facts.scores
-    inside = Rows.of_array(found)
-    return Space(inside, own, facts.axes, facts)
+    # Not the squared norm of the rows: scores from float32 products miss it by more than what may be left over.
+    squares = facts.tail + float(xp.sum(xp.vecdot(found, found)))
+    return Space(Rows.of_array(found), own, facts.axes, facts, squares)
 
 
 def start(space: Space, name: str, task: Task, rng: np.random.Generator) -> tuple[Array, Array] | None:
@@ -138,7 +141,7 @@ def start(space: Space, name: str, task: Task, rng: np.random.Generator) -> tupl
 def run(space: Space, state: State, task: Task) -> State:
     """Iterate, in place, until the tolerance or until `task.max_iter` iterations are made in all."""
     done = max(len(state.path) - 1, 0)
-    problem = Problem(space.facts.squares, task.penalty, task.ridge, space.target(task))
+    problem = Problem(space.squares, task.penalty, task.ridge, space.target(task))
     left = task.max_iter - done
     return advance(space.rows, state, problem, max_iter=left, tol=task.tol, step=task.step, window=task.window)
 
@@ -243,8 +246,14 @@ def _polish(rows: Rows, state: State, facts: Survey, task: Task) -> State:
     """Let the atoms leave the subspace, in a few iterations on the full rows."""
     left = min(_POLISH_ITER, task.max_iter + 1 - len(state.path))
     if left > 0:
+        problem = Problem(facts.squares, task.penalty, task.ridge)
+        before = state.statistics
+        inner: list[float] = []
+        state.Z, state.statistics = code_step(rows, state.D, state.Z, problem, inner=inner)
+        # The codes of the subspace on the full rows: what is more or less than on the scores is the rounding of these.
+        shift = problem.objective_of(sum(inner), before, state.D) - state.path[-1]
+        state.path = [value + shift for value in state.path]
         # The first entry of the full rows replaces the last of the subspace, whose codes it improves.
-        state.path.pop()
-        state.statistics = None
-        advance(rows, state, Problem(facts.squares, task.penalty, task.ridge), max_iter=left, tol=task.tol)
+        state.path[-1] = problem.objective(state.statistics, state.D)
+        advance(rows, state, problem, max_iter=left, tol=task.tol)
     return state
