@@ -111,8 +111,8 @@ class PCA(IterativeMixin, Decomposition):
     -----
     Memory is one (n_features, n_features) float64 matrix, whatever the number of rows; "full" takes a float64 copy of
     the rows instead, and "randomized" a few (n_features, n_components) matrices. Eigenvalues below about 1e-16 times
-    the largest are rounding. Memory maps and arrays of integers or half precision are converted block by block, except
-    by "full".
+    the largest are rounding, below 1e-7 where the rows are float32 ("full" excepted). Memory maps and arrays of
+    integers or half precision are converted block by block, except by "full".
 
     Results scale with the rows, as long as variances are normal numbers of float64: rows that spread over less than
     about 1e-153 or more than 1e153 raise an error that names a factor.

@@ -7,6 +7,7 @@ import itertools
 import math
 import numbers
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,16 @@ from isogeom._moments import Moments, largest_gap, scale_error
 from isogeom._products import SMALL_SQUARE
 from isogeom._validation import check_integer
 from isogeom._xp import Array
+from isogeom.decomposition._directions import ritz
 
 SOLVERS = ("auto", "covariance", "full", "randomized")
 # Widest rows whose covariance is formed without being asked for: 128 MiB in float64.
 MAX_COVARIANCE_FEATURES = 4096
 # Below this width the covariance costs little whatever the number of rows, and it keeps the fit mergeable.
 MIN_FULL_FEATURES = 1024
+# Share of the variance below which that of the directions not found is measured on the rows: a difference of sums would
+# lose it. The same for sums of float32 products, and the share below which the rest drowns in their rounding.
+_SMALL_TAIL, _SMALL_TAIL_SINGLE, _LOST_TAIL_SINGLE = 1e-6, 1e-1, 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Spectrum:
         Number of rows, or sum of their weights.
     complete : bool
         Whether the variances that are not known are zero.
+    beyond : float
+        Variance over the directions whose variances are not known.
     """
 
     mean: Array
@@ -51,17 +58,15 @@ class Spectrum:
     total: float
     count: float
     complete: bool
+    beyond: float = 0.0
 
     def tail_energies(self) -> Array:
         """Frobenius errors of the best rank-k approximations of the centred rows, for k = 0, 1, ..."""
         xp = _xp.array_namespace(self.variances)
         dev, dtype = _xp.device(self.variances), self.variances.dtype
-        if not self.complete:
-            caught = xp.cumulative_sum(self.variances, include_initial=True)
-            return xp.sqrt(xp.clip(self.total - caught, 0, None)) * math.sqrt(self.count - 1)
         # Summed from the small end: a small tail would vanish in a difference of large sums.
-        tails = xp.flip(xp.cumulative_sum(xp.flip(self.variances, axis=0), include_initial=True), axis=0)
-        missing = int(self.mean.shape[0]) - int(self.variances.shape[0])
+        tails = self.beyond + xp.flip(xp.cumulative_sum(xp.flip(self.variances, axis=0), include_initial=True), axis=0)
+        missing = int(self.mean.shape[0]) - int(self.variances.shape[0]) if self.complete else 0
         tails = xp.concat([tails, xp.zeros(missing, dtype=dtype, device=dev)])
         # One root each: the product may leave the range of the dtype where its root does not.
         return xp.sqrt(tails) * math.sqrt(self.count - 1)
@@ -78,9 +83,7 @@ class Spectrum:
         xp = _xp.array_namespace(self.variances)
         if k >= d:
             return 0.0
-        if self.complete:
-            return float(xp.sum(self.variances[k:])) / (d - k)
-        return max(self.total - float(xp.sum(self.variances[:k])), 0.0) / (d - k)
+        return (float(xp.sum(self.variances[k:])) + self.beyond) / (d - k)
 
 
 def choose_solver(svd_solver: str, n_components: Any, n_samples: int, n_features: int) -> str:
@@ -135,32 +138,44 @@ def randomized_spectrum(
     xp = _xp.array_namespace(X)
     n, d = X.shape
     mean, count = _mean(X, weights)
+    rows = _Centred(X, weights, mean, _xp.as_real_floating(X[:1, :], "X").dtype)
     width = min(k + n_oversamples, n, d)
     basis = xp.linalg.qr(_random.standard_normal(rng, (d, width), mean), mode="reduced")[0]
-    dtype = _xp.as_real_floating(X[:1, :], "X").dtype
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        image, energy = _apply_covariance(X, weights, mean, basis, dtype)
-        if dtype != mean.dtype and not SMALL_SQUARE * n * d <= energy < float("inf"):
+        image, gram, energy = rows.apply(basis)
+        if rows.dtype != mean.dtype and not SMALL_SQUARE * n * d <= energy < float("inf"):
             # Squares of float32 have left its range.
-            dtype = mean.dtype
-            image, energy = _apply_covariance(X, weights, mean, basis, dtype)
+            rows.dtype = mean.dtype
+            image, gram, energy = rows.apply(basis)
     _check_scale(X, energy / (count - 1), mean)
     n_left = n_iter
-    while not step({"objective": _share_outside(basis, image, energy)}) and n_left > 0:
+    while not step({"objective": _share_outside(gram, energy)}) and n_left > 0:
+        if n_left <= 2 and _share_outside(gram, energy) < _LOST_TAIL_SINGLE:
+            # The rounding of what the basis holds turns its weak directions: the last basis comes from an exact image.
+            rows.dtype = mean.dtype
         basis = xp.linalg.qr(image, mode="reduced")[0]
-        image, energy = _apply_covariance(X, weights, mean, basis, dtype)
+        image, gram, energy = rows.apply(basis)
         n_left -= 1
-    # Rayleigh-Ritz: the best directions inside the span of the basis.
-    inner = xp.matmul(xp.matrix_transpose(basis), image)
-    energies, turn = eigh_descending((inner + xp.matrix_transpose(inner)) / 2)
-    variances = xp.clip(energies[:k], 0, None) / (count - 1)
-    rows = fix_signs(xp.matmul(turn[:k, :], xp.matrix_transpose(basis)))
-    return Spectrum(mean, variances, rows, energy / (count - 1), count, complete=False)
+    # Rayleigh-Ritz: the best directions inside the span of the basis, as it was rounded for the products.
+    used = xp.astype(xp.astype(basis, rows.dtype), mean.dtype)
+    energies, turn = ritz(xp, gram, used)
+    energies = xp.clip(energies[:k], 0, None)
+    axes = fix_signs(xp.matmul(turn[:k, :], xp.matrix_transpose(used)))
+    caught = float(xp.sum(energies))
+    beyond = max(energy - caught, 0.0)
+    if beyond < (_SMALL_TAIL if rows.dtype == mean.dtype else _SMALL_TAIL_SINGLE) * energy:
+        if beyond < _LOST_TAIL_SINGLE * energy:
+            rows.dtype = mean.dtype
+        beyond = rows.left_over(axes)
+    scale = count - 1
+    return Spectrum(
+        mean, energies / scale, axes, (caught + beyond) / scale, count, complete=False, beyond=beyond / scale
+    )
 
 
-def _share_outside(basis: Array, image: Array, energy: float) -> float:
-    """Return the share of the variance that is not in the span of the orthonormal columns of `basis`."""
-    caught = float(_xp.array_namespace(basis, image).sum(basis * image))
+def _share_outside(gram: Array, energy: float) -> float:
+    """Return the share of the variance outside an orthonormal basis, from the Gram matrix of the scores on it."""
+    caught = float(_xp.array_namespace(gram).linalg.trace(gram))
     return max(1 - caught / energy, 0.0) if energy > 0 else 0.0
 
 
@@ -213,23 +228,52 @@ def _mean(X: Array, weights: Array | None) -> tuple[Array, float]:
     return mean, int(count) if count.is_integer() else count
 
 
-def _apply_covariance(X: Array, weights: Array | None, mean: Array, basis: Array, dtype: Any) -> tuple[Array, float]:
-    """Return the scatter matrix times `basis`, and the trace of the scatter matrix, in one pass over the rows.
+class _Centred:
+    """Rows less their mean, times the roots of their weights, block by block; products run in `dtype`.
 
-    Products run in `dtype`. The mean is taken off before them: no digits are lost to it.
+    The mean is taken off before the products: no digits are lost to it.
     """
-    xp = _xp.array_namespace(X)
-    shift, columns = xp.astype(mean, dtype), xp.astype(basis, dtype)
-    image: Any = 0.0
-    energy = 0.0
-    parts = itertools.repeat(None) if weights is None else _xp.row_blocks(weights)
-    for block, w in zip(_xp.row_blocks(X), parts):
-        Y = xp.astype(block, dtype) - shift
-        if w is not None:
-            Y = Y * xp.expand_dims(xp.astype(xp.sqrt(w), dtype), axis=1)
-        energy += float(xp.sum(xp.sum(Y * Y, axis=0), dtype=mean.dtype))
-        image = image + xp.astype(xp.matmul(xp.matrix_transpose(Y), xp.matmul(Y, columns)), mean.dtype)
-    return image, energy
+
+    def __init__(self, X: Array, weights: Array | None, mean: Array, dtype: Any) -> None:
+        self.xp = _xp.array_namespace(X)
+        self.X, self.weights, self.mean, self.dtype = X, weights, mean, dtype
+
+    def __iter__(self) -> Iterator[Array]:
+        xp = self.xp
+        shift = xp.astype(self.mean, self.dtype)
+        parts = itertools.repeat(None) if self.weights is None else _xp.row_blocks(self.weights)
+        for block, w in zip(_xp.row_blocks(self.X), parts):
+            Y = xp.astype(block, self.dtype) - shift
+            yield Y if w is None else Y * xp.expand_dims(xp.astype(xp.sqrt(w), self.dtype), axis=1)
+
+    def _energy(self, Y: Array) -> float:
+        """Return the squared norm of a block: sums of one row in `dtype`, all others in the accumulator's."""
+        return float(self.xp.sum(self.xp.vecdot(Y, Y), dtype=self.mean.dtype))
+
+    def apply(self, basis: Array) -> tuple[Array, Array, float]:
+        """Return the scatter matrix times `basis`, the Gram matrix of the scores on it, and the squared norm."""
+        xp, acc = self.xp, self.mean.dtype
+        columns = xp.astype(basis, self.dtype)
+        image: Any = 0.0
+        gram: Any = 0.0
+        energy = 0.0
+        for Y in self:
+            energy += self._energy(Y)
+            scores = xp.matmul(Y, columns)
+            image = image + xp.astype(xp.matmul(xp.matrix_transpose(Y), scores), acc)
+            # Sums of squares of one sign lose a digit in float32.
+            scores = xp.astype(scores, acc)
+            gram = gram + xp.matmul(xp.matrix_transpose(scores), scores)
+        return image, gram, energy
+
+    def left_over(self, axes: Array) -> float:
+        """Return the squared norm of what orthonormal axes leave of the rows."""
+        xp = self.xp
+        axes = xp.astype(axes, self.dtype)
+        columns, energy = xp.matrix_transpose(axes), 0.0
+        for Y in self:
+            energy += self._energy(Y - xp.matmul(xp.matmul(Y, columns), axes))
+        return energy
 
 
 def resolve_n_components(n_components: Any, spectrum: Spectrum, dtype: Any) -> int:

@@ -70,6 +70,41 @@ def test_tail_energies_of_the_randomized_solver_are_those_of_its_approximations(
     assert pca.tail_energies_[5] == pytest.approx(error, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("size", [3, 30, 100, 600])
+def test_randomized_beside_one_dominant_direction(as_array, size, turned, dtype):
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((2000, 60)) * np.linspace(1, 0.2, 60)
+    rows[:, 0] = size * rng.choice([-1, 1], 2000)
+    if turned:
+        rows = rows @ np.linalg.qr(rng.standard_normal((60, 60)))[0]
+    rows = rows.astype(dtype)
+    pca = PCA(10, svd_solver="randomized", random_state=0).fit(as_array(rows))
+    Y = rows.astype(float) - rows.astype(float).mean(axis=0)
+    singular = np.linalg.svd(Y, compute_uv=False)
+    best = np.sqrt(np.cumsum(singular[::-1] ** 2)[::-1][:11])
+    tails = _xp.to_numpy(pca.tail_energies_)
+    # The spectrum is flat behind the first direction: no method of a few passes finds the very best.
+    assert np.all(tails >= best * (1 - 1e-7))
+    np.testing.assert_allclose(tails, best, rtol=3e-3)
+    axes = _xp.to_numpy(pca.components_).astype(float)
+    np.testing.assert_allclose(tails[10], np.linalg.norm(Y - Y @ axes.T @ axes), rtol=1e-7)
+    np.testing.assert_allclose(pca.noise_variance_, tails[10] ** 2 / (2000 - 1) / 50, rtol=1e-12)
+    np.testing.assert_allclose(tails[0] ** 2, np.sum(Y**2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("dtype", "rounding"), [(np.float32, 2e-7), (np.float64, 1e-14)])
+def test_randomized_tails_beyond_the_rank_are_rounding(dtype, rounding, weighted):
+    rng = np.random.default_rng(0)
+    rows = (rng.standard_normal((300, 4)) @ rng.standard_normal((4, 50)) + 1).astype(dtype)
+    weights = rng.integers(1, 4, 300) if weighted else None
+    pca = PCA(6, svd_solver="randomized", random_state=0).fit(rows, sample_weight=weights)
+    assert np.all(pca.tail_energies_[4:] <= rounding * pca.tail_energies_[0])
+    assert pca.noise_variance_ <= rounding**2 * pca.explained_variance_[0]
+
+
 @pytest.mark.parametrize("mean", [0, 1000])
 def test_randomized_in_float32_whatever_the_mean(mean):
     X = decaying_rows(5000, 60, offset=mean).astype(np.float32)
