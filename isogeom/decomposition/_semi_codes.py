@@ -17,6 +17,9 @@ from isogeom.decomposition._rows import Rows
 
 # Share of the squared norm below which the squared error is taken from explicit residuals; after float32 products.
 _SMALL_ERROR, _SMALL_ERROR_SINGLE = 1e-6, 1e-3
+# Share of the squared norm within which a squared error from float32 products is not told from the bound: more than
+# their rounding, which is about 1e-8 of it, or 1e-7 where the rounding of all rows has one sign.
+_UNSURE = 1e-6
 # Smallest eigenvalue of the Gram matrix of the atoms, and number of entries, from which float32 products serve.
 _APART, _SIZE = 1e-3, 2**20
 # Rows whose copy in float64 stays in the cache between lifting and product.
@@ -85,11 +88,13 @@ def measure(
     explicit: bool = False,
     guess: Array | None = None,
     span: tuple[Array, Array] | None = None,
+    bound: float = -math.inf,
 ) -> Coding:
     """Return everything that is measured on the exact codes, in one pass over the rows, and the codes if `keep`.
 
     Unless codes are kept, products with float32 rows are made in float32: what is summed over the rows does not need
-    more. A small error is measured again on explicit residuals (a second pass): differences of sums would lose it.
+    more. A small error is measured again on explicit residuals (a second pass): differences of sums would lose it. So
+    is one from float32 products whose square may be the `bound`, the least there can be.
     Codes near the solution (`guess`) save time. So do orthonormal axes and the scores of the rows on them (`span`): the
     products with atoms in the span of the axes, up to the rounding of float32, are those of the scores.
 
@@ -126,7 +131,8 @@ def measure(
             codes.append(Z)
     if not explicit:
         error = max(squares + error + float(xp.sum(xp.matmul(D, columns) * statistics.A)), 0.0)
-        if error <= (_SMALL_ERROR_SINGLE if single else _SMALL_ERROR) * squares:
+        near = single and error - bound <= _UNSURE * squares
+        if near or error <= (_SMALL_ERROR_SINGLE if single else _SMALL_ERROR) * squares:
             return measure(rows, D, penalty, ridge, keep=keep, explicit=True, guess=guess)
     Z = _joined(xp, codes, axis=0) if keep else None
     n, k = rows.shape[0], int(D.shape[0])

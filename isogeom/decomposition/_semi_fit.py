@@ -157,7 +157,7 @@ def _order(
     components = xp.astype(D, dtype)
     span = None if facts.scores is None else (facts.axes, facts.scores)
     rounded = xp.astype(components, D.dtype)
-    coding = measure(rows, rounded, task.penalty, task.ridge, guess=state.Z, span=span)
+    coding = measure(rows, rounded, task.penalty, task.ridge, guess=state.Z, span=span, bound=facts.tail)
     energies = atom_energies(coding.statistics.A, xp.astype(components, D.dtype), sort_by)
     order = xp.argsort(energies, descending=True, stable=True)
     components, energies = xp.take(components, order, axis=0), xp.take(energies, order)
