@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from isogeom import _xp
 from isogeom._linalg import row_norms
 from isogeom._xp import Array
 from isogeom.decomposition._directions import is_single, lift
+from isogeom.decomposition._half_space import NO_ROW, half_space
 from isogeom.decomposition._rows import Rows
 from isogeom.decomposition._starts import unit_rows
 
-# Steps of the search for a half-space, and the work (multiplications) it may take.
-_SEARCH_STEPS, _SEARCH_WORK = 200, 1e8
-# Rows from which the search first runs on the worst ones, and number of these.
-_MANY_ROWS, _WORST_ROWS = 8192, 2048
-# Smallest cosine between a row and the normal of the half-space; singular value, relative to the first, that counts.
-_MARGIN, _RANK = 1e-6, 1e-9
+# Singular value, relative to the first, that counts.
+_RANK = 1e-9
+# Steps by which the closed form's codes are enlarged, and its determinant, relative to its terms, that counts as zero.
+_ENLARGED, _SINGULAR = 2.0 ** np.arange(-8, 9), 1e-9
 
 
 def scores(rows: Rows, axes: Array, n_samples: int) -> Array:
@@ -67,65 +68,12 @@ def svd_start(C: Array, axes: Array, k: int, spare: Array) -> tuple[Array, Array
     return D, xp.concat([C + offset, offset * norm, empty], axis=1)
 
 
-def half_space(C: Array) -> Array | None:
-    """Return y with ``C @ y > 0`` for every nonzero row of `C`, or None if none was found.
-
-    The mean direction and the first axis are tried, then the point of the convex hull of the row directions that is
-    nearest to the origin is approached (von Neumann's algorithm): it is such a y if one exists. A half-space of many
-    rows is one of those that stand worst to the mean direction: where these have none, the others are not looked at.
-    """
-    xp = _xp.array_namespace(C)
-    norms = xp.sqrt(xp.vecdot(C, C))
-    live = xp.nonzero(norms > _RANK * xp.max(norms))[0]
-    n, width = int(live.shape[0]), int(C.shape[1])
-    if n == 0:
-        return None
-    if n < C.shape[0]:
-        C, norms = xp.take(C, live, axis=0), xp.take(norms, live, axis=0)
-    first = xp.zeros_like(C[0, :])
-    first[0] = 1.0 if float(xp.sum(C[:, 0] / norms)) >= 0 else -1.0
-    total = xp.sum(C, axis=0)
-    cosines = xp.matmul(C, total) / norms
-    for y, products in ((total, cosines), (first, C[:, 0] * first[0] / norms)):
-        size = float(xp.linalg.vector_norm(y))
-        if size > 0 and float(xp.min(products)) > _MARGIN * size:
-            return y / size
-    steps = int(min(_SEARCH_STEPS, max(10, _SEARCH_WORK // (n * width))))
-    if n >= _MANY_ROWS:
-        worst = xp.argsort(cosines, stable=True)[:_WORST_ROWS]
-        W = xp.take(C, worst, axis=0) / xp.expand_dims(xp.take(norms, worst, axis=0), axis=1)
-        if _nearest(W, steps) is None:
-            return None
-    return _nearest(C / xp.expand_dims(norms, axis=1), steps)
-
-
-def _nearest(W: Array, steps: int) -> Array | None:
-    """Approach the point of the convex hull of the unit rows that is nearest to the origin, until all are on its side.
-
-    None if that takes more than so many steps.
-    """
-    xp = _xp.array_namespace(W)
-    y = xp.mean(W, axis=0)
-    for _ in range(steps):
-        products = xp.matmul(W, y)
-        worst = int(xp.argmin(products))
-        size = float(xp.linalg.vector_norm(y))
-        if size == 0:
-            return None
-        if float(products[worst]) > _MARGIN * size:
-            return y / size
-        step = W[worst, :] - y
-        length = -float(xp.sum(y * step)) / float(xp.sum(step * step))
-        y = y + min(max(length, 0.0), 1.0) * step
-    return None
-
-
 def closed_start(C: Array, axes: Array, k: int) -> tuple[Array, Array] | None:
     """Return atoms and codes whose error is that of the SVD of rank `k`, if the scores lie in an open half-space.
 
-    With y such that x = U y > 0, ``alpha_j = max(0, max_i -U_ij / x_i)`` and ``T = I + y alpha^T``, the codes U T are
-    nonnegative and ``T^-1 S V^T`` are their atoms (Gillis and Kumar 2015, section 4). None if there is no such y, or
-    the rows have a rank below `k`.
+    With y such that x = U y > 0, every ``alpha_j >= max(0, max_i -U_ij / x_i)`` and ``T = I + y alpha^T``, the codes
+    U T are nonnegative and ``T^-1 S V^T`` are their atoms (Gillis and Kumar 2015, section 4). None if there is no such
+    y, or the rows have a rank below `k`.
     """
     xp = _xp.array_namespace(C, axes)
     if int(axes.shape[0]) < k:
@@ -141,15 +89,43 @@ def closed_start(C: Array, axes: Array, k: int) -> tuple[Array, Array] | None:
     U, y = C / size, y * size
     x = xp.expand_dims(xp.matmul(U, y), axis=1)
     norms = xp.expand_dims(row_norms(C), axis=1)
-    live = norms > _RANK * xp.max(norms)
+    live = norms > NO_ROW * xp.max(norms)
     ratio = xp.where(live, -U / xp.where(live, x, xp.ones_like(x)), xp.zeros_like(U))
     # The margin covers the rounding of the products below.
     alpha = xp.clip(xp.max(ratio, axis=0), 0, None) * (1 + 1e-12)
-    pivot = 1 + float(xp.sum(alpha * y))
-    if abs(pivot) < 1e-6:
-        alpha, pivot = 2 * alpha, 2 * pivot - 1
+    weights = xp.where(live, 1 / xp.where(live, norms, xp.ones_like(norms)), xp.zeros_like(norms))
+    lower, normal, scale, sums = (_xp.to_numpy(a) for a in (alpha, y, size, xp.sum(U * weights, axis=0)))
+    alpha = _xp.asarray_like(_least_cancelling(lower, normal, scale, sums, float(xp.sum(x * weights))), C)
     codes = xp.where(live, xp.clip(U + x * alpha, 0, None), xp.zeros_like(U))
     weighted = xp.expand_dims(size, axis=1) * axes
     outer = xp.expand_dims(y, axis=1) * xp.expand_dims(xp.matmul(alpha, weighted), axis=0)
-    D, lengths = unit_rows(weighted - outer / pivot)
+    D, lengths = unit_rows(weighted - outer / (1 + float(xp.sum(alpha * y))))
     return D, codes * lengths
+
+
+def _least_cancelling(
+    alpha: np.ndarray, y: np.ndarray, size: np.ndarray, codes: np.ndarray, shift: float
+) -> np.ndarray:
+    """Return `alpha`, or a larger one whose codes cancel less: those of its sum with multiples of y+ or y- do.
+
+    Where ``1 + alpha @ y``, the determinant of T, is near zero, atoms are long and their codes large. The sum of the
+    relative lengths of all codes, ``sum_ij z_ij |d_j| / |x_i|``, takes no pass over the rows: the sums over the rows
+    are ``codes + shift * alpha``, and ``d_j`` is ``s_j v_j - y_j sum_l alpha_l s_l v_l / (1 + alpha @ y)`` for
+    orthonormal ``v``.
+    """
+    candidates = [alpha]
+    for way in (np.clip(y, 0, None), np.clip(-y, 0, None)):
+        largest = way.max()
+        if largest > 0:
+            # Of the order of alpha or, where that is next to nothing, of what turns the determinant.
+            unit = max(alpha.max(), 1 / np.abs(y).max()) / largest
+            candidates += [alpha + step * unit * way for step in _ENLARGED]
+
+    def cancellation(a: np.ndarray) -> float:
+        pivot = 1 + a @ y
+        if abs(pivot) < _SINGULAR * (1 + np.abs(a) @ np.abs(y)):
+            return np.inf
+        squares = size**2 * (1 - 2 * y * a / pivot) + y**2 * np.sum((a * size) ** 2) / pivot**2
+        return float((codes + shift * a) @ np.sqrt(np.clip(squares, 0, None)))
+
+    return min(candidates, key=cancellation)
