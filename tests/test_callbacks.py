@@ -194,7 +194,7 @@ class Objectives:
         pass
 
     def on_fit_task_end(self, estimator, context, *, metadata=None):
-        if context.task_name != "iteration" or metadata is None:
+        if context.task_name != "iteration" or "objective" not in (metadata or {}):
             return False
         self.values.append(metadata["objective"])
         return len(self.values) == self.stop_after
@@ -258,6 +258,38 @@ class Metadata:
 
     def teardown(self, estimator, context):
         pass
+
+
+@needs_callbacks
+class TestICA:
+    @pytest.fixture
+    def rows(self):
+        return np.random.default_rng(0).laplace(size=(500, 5)) @ np.random.default_rng(1).standard_normal((5, 5))
+
+    def test_every_iteration_of_both_stages_is_reported(self, rows):
+        seen = Metadata()
+        model = ICA(4, random_state=0).set_callbacks(seen).fit(rows)
+        assert len(seen.steps) == model.n_iter_
+        fixed_point = [step for step in seen.steps if set(step) == {"change"}]
+        assert seen.steps[: len(fixed_point)] == fixed_point
+        assert 2 < len(fixed_point) <= 20
+        assert fixed_point[-1]["change"] <= 1e-2 < fixed_point[-2]["change"] <= 1
+        rest = seen.steps[len(fixed_point) :]
+        assert all(set(step) == {"objective", "gradient_norm"} for step in rest)
+        assert rest[-1]["gradient_norm"] == pytest.approx(model.gradient_norm_)
+        np.testing.assert_array_equal(model.components_, ICA(4, random_state=0).fit(rows).components_)
+
+    def test_a_callback_stops_among_the_fastica_steps(self, rows):
+        seen = Metadata(stop_after=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ConvergenceWarning)
+            model = ICA(4, n_init=3, random_state=0).set_callbacks(seen).fit(rows)
+        assert len(seen.steps) == model.n_iter_ == 2
+        assert not model.converged_
+        assert model.gradient_norm_ > 1e-6
+        with pytest.warns(ConvergenceWarning, match="in 2 iterations"):
+            same = ICA(4, max_iter=2, random_state=0).fit(rows)
+        np.testing.assert_array_equal(model.components_, same.components_)
 
 
 @needs_callbacks

@@ -69,7 +69,7 @@ class ICA(IterativeMixin, Decomposition):
         chance; see Notes.
     n_gaussian_ : int
         Number of sources with ``non_gaussianity_`` of at most 1. Two or more of them cannot be told apart: any
-        rotation within their span fits as well.
+        rotation within their span fits as well. One is what the others leave, and identifiable if there are others.
     stability_ : array of shape (n_components,) or None
         Reproducibility of each source over the other starts, 0 to 1: mean of the absolute correlation with its match
         there, under the one-to-one matching of largest sum. None if ``n_init=1``.
@@ -94,7 +94,8 @@ class ICA(IterativeMixin, Decomposition):
     ConvergenceWarning
         If the gradient is above `tol` at the end; the message gives it, and the iterations made.
     UserWarning
-        If ``n_gaussian_`` is at least 2, or if ``n_components=None`` meets data of lower rank.
+        If ``n_gaussian_`` is at least 2 or the only source is Gaussian, or if ``n_components=None`` meets data of lower
+        rank.
 
     See Also
     --------
@@ -120,6 +121,10 @@ class ICA(IterativeMixin, Decomposition):
     largest entry of the gradient lies between sources that are hard to tell apart (a curvature :math:`(h_{ij} +
     h_{ji}) / 2` below 0.03), only these are turned, at the cost of so many sources; ``gradient_norm_`` is that of all
     pairs.
+
+    Callbacks (``set_callbacks``) get a step for every FastICA step, with the largest turn of a source in it (1 - |cos|)
+    as ``change``, and one for every iteration of Picard-O, with ``objective``, the last one known, and
+    ``gradient_norm``.
 
     Whitening comes from moments with the mean taken off first. float32 rows are multiplied in float32 where the last
     variance kept is at least 0.001 of the largest, and their whitened coordinates are then whitened once more;
@@ -226,13 +231,15 @@ class ICA(IterativeMixin, Decomposition):
         k = self._resolve_n_components(wanted, spectrum, *X.shape)
         Y, whitening, dewhitening = whiten(X, spectrum, k)
         runs = []
-        # The warm start ends within the budget of its run: how many iterations a fit takes is not known before.
+        # How many iterations a fit takes is not known before.
         with self._iterations(None, X) as report:
             for _ in range(n_init):
                 W, steps = polar(_random.standard_normal(rng, (k, k), whitening)), 0
                 if k > 1:
-                    W, steps = warm_start(Y, W, contrast, max_steps=min(_WARM_STEPS, max_iter), tol=_WARM_TURN)
-                runs.append((steps, minimise(Y, W, contrast, max_iter=max_iter - steps, tol=tol, step=report)))
+                    most = min(_WARM_STEPS, max_iter)
+                    W, steps = warm_start(Y, W, contrast, max_steps=most, tol=_WARM_TURN, step=report)
+                left = 0 if report.stop_requested else max_iter - steps
+                runs.append((steps, minimise(Y, W, contrast, max_iter=left, tol=tol, step=report)))
                 if report.stop_requested:
                     break
         deviations = [_non_gaussianity(run, contrast, X.shape[0]) for _, run in runs]
@@ -300,7 +307,14 @@ class ICA(IterativeMixin, Decomposition):
 
     def _warn(self, tol: float, *, exhausted: bool, stopped: bool) -> None:
         """Report Gaussian sources, and a gradient above the tolerance."""
-        if self.n_gaussian_ >= 2:
+        if self.n_gaussian_ == self.n_components_ == 1:
+            warn_user(
+                f"n_gaussian_=1: the only source cannot be told from a Gaussian one (fun={self.fun!r}), and its "
+                "direction, that of the largest variance, is not identifiable as a source. Raise n_components, or pass "
+                "more rows.",
+                UserWarning,
+            )
+        elif self.n_gaussian_ >= 2:
             warn_user(
                 f"n_gaussian_={self.n_gaussian_} of {self.n_components_} sources cannot be told from Gaussian ones "
                 f"(fun={self.fun!r}): the rotation within their span is not identifiable. Lower n_components, pass "

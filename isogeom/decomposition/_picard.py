@@ -42,11 +42,19 @@ def polar(T: Array) -> Array:
     return xp.matmul(u, vt)
 
 
-def warm_start(Y: Array, W: Array, contrast: Contrast, *, max_steps: int, tol: float) -> tuple[Array, int]:
+def warm_start(
+    Y: Array,
+    W: Array,
+    contrast: Contrast,
+    *,
+    max_steps: int,
+    tol: float,
+    step: Callable[[dict[str, float]], bool] = lambda _: False,
+) -> tuple[Array, int]:
     """Make at most `max_steps` symmetric FastICA steps on evenly spaced rows; return the rotation and the steps made.
 
     Far from a solution, a sample of the rows points the way as well as all of them do. Stops once no row of W turns by
-    more than `tol` (1 - |cos|).
+    more than `tol` (1 - |cos|), or where `step` says so, which gets that turn after every step.
     """
     xp = _xp.array_namespace(Y, W)
     n, k = Y.shape
@@ -60,6 +68,8 @@ def warm_start(Y: Array, W: Array, contrast: Contrast, *, max_steps: int, tol: f
         off = xp.sum(turn * turn, axis=1) - xp.linalg.diagonal(turn) ** 2
         change = float(xp.max(off)) / 2
         W = xp.matmul(turn, W)
+        if step({"change": change}):
+            break
     return W, steps
 
 

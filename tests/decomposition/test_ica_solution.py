@@ -160,6 +160,17 @@ def test_gaussian_rows_are_reported(fun, shape):
         assert np.all(model.non_gaussianity_ <= 1)
 
 
+@pytest.mark.parametrize("fun", CONTRASTS)
+def test_one_gaussian_source_alone_is_reported(fun):
+    X = np.random.default_rng(0).standard_normal((2000, 10))
+    with pytest.warns(UserWarning, match="n_gaussian_=1: the only source cannot be told from a Gaussian one"):
+        model = ICA(1, fun=fun, random_state=0).fit(X)
+    assert model.n_gaussian_ == model.n_components_ == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ICA(1, fun=fun, random_state=0).fit(np.random.default_rng(0).laplace(size=(2000, 1))).n_gaussian_ == 0
+
+
 def test_gaussian_rows_do_not_pass_as_independent_sources(gaussian):
     model = fit_quietly(gaussian, random_state=0)
     kurtosis = np.abs(np.mean(model.transform(gaussian) ** 4, axis=0) - 3)
