@@ -15,11 +15,14 @@ from isogeom.decomposition._rows import Rows
 from isogeom.decomposition._semi_starts import closed_start, scores, svd_start
 from isogeom.decomposition._starts import kmeans_rows, kmeans_size, kmeans_start, random_start, unit_rows
 
-# Iterations that every start gets before the best goes on; alternations on the full rows at the end.
+# Iterations that every start gets before those that lag behind are left, and of a lap after that.
 _SCOUT_ITER = 30
-# With this many times more rows than k-means looks at, starts first run on that sample.
+# With this many times more rows than k-means looks at, starts first run on that sample, in shorter laps.
 _SAMPLE_GAIN = 2
 _SCOUT_ITER_SAMPLED = 5
+# A start is left once it lacks more than this many times what it gained in its last lap, on all rows or a sample.
+_CREDIT, _CREDIT_SAMPLED = 3, 1
+# Alternations on the full rows at the end.
 _POLISH_ITER = 3
 # A plain fit whose objective exceeds the lower bound by at most this share of it leaves other starts little to gain.
 _CLOSE = 0.1
@@ -149,18 +152,17 @@ def run(space: Space, state: State, task: Task) -> State:
 def launch(space: Space, name: str, task: Task, rng: np.random.Generator) -> State | None:
     """Return the state of one start; those from directions alone go through the penalised model if it is plain.
 
-    Where rows abound, they first run on a sample of the rows.
+    Where rows abound, they do so on a sample of them.
     """
     begun = start(space, name, task, rng)
     if begun is None:
         return None
     state = State(*begun)
-    sampled = is_sampled(space, task)
-    if name not in ("kmeans", "random") or space.facts.mean_norm == 0 or not (task.plain or sampled):
+    if name not in ("kmeans", "random") or space.facts.mean_norm == 0 or not task.plain:
         return state
-    penalty = _WARM_ALPHA * space.facts.mean_norm if task.plain else task.penalty
+    penalty = _WARM_ALPHA * space.facts.mean_norm
     warm = replace(task, penalty=penalty, max_iter=_SCOUT_ITER, tol=max(_WARM_TOL, task.tol), window=1)
-    if sampled:
+    if is_sampled(space, task):
         return State(_atoms_of_sample(space, state.D, warm, rng), state.Z)
     run(space, state, warm)
     return State(state.D, state.Z)
@@ -213,22 +215,28 @@ def solve(
 
 
 def _candidates(task: Task, n_init: int) -> list[str]:
-    free = ["kmeans"] * n_init + ["random"] * n_init
-    return ["closed", *free, "svd"] if task.plain else free
+    free = ["kmeans"] * n_init + ["random"] * n_init + ["svd"]
+    return ["closed", *free] if task.plain else free
 
 
-def _best(space: Space, names: list[str], task: Task, rng: np.random.Generator) -> State:
-    """Iterate from every start for a while, and from the best one to the end."""
-    few = _SCOUT_ITER_SAMPLED if is_sampled(space, task) else _SCOUT_ITER
-    scout = replace(task, max_iter=min(few, task.max_iter)) if len(names) > 1 else task
-    best: Any = None
+def _best(space: Space, names: list[str], task: Task, rng: np.random.Generator, *, sample: bool = False) -> State:
+    """Iterate from every start for a while, and to the end from those that may be the best.
+
+    Where rows abound, penalised starts run on a sample of them (`sample`), and only the best goes on to all rows.
+    """
+    if is_sampled(space, task) and not task.plain and names != ["svd"]:
+        return run(space, _best_of_sample(space, names, task, rng), task)
+    lap = _SCOUT_ITER_SAMPLED if sample or is_sampled(space, task) else _SCOUT_ITER
+    scout = replace(task, max_iter=min(lap, task.max_iter)) if len(names) > 1 else task
+    # Starts of one kind draw from a generator of their own: among others they are what they are alone.
+    draws = {name: np.random.default_rng(int(rng.integers(2**63))) for name in ("kmeans", "random", "svd")}
+    states: list[State] = []
     for i, name in enumerate(names):
-        state = launch(space, name, task, rng)
+        state = launch(space, name, task, draws.get(name, rng))
         if state is None:
             continue
-        run(space, state, scout)
-        if best is None or state.path[-1] < best.path[-1]:
-            best = state
+        states.append(run(space, state, scout))
+        best = min(states, key=_objective)
         if space.reached(best, task) or task.step.stop_requested:
             # No other start can do better, or a callback wants no other.
             return best
@@ -236,10 +244,51 @@ def _best(space: Space, names: list[str], task: Task, rng: np.random.Generator) 
             return best
         if "kmeans" not in names[i + 1 :] and space.close(best, task):
             # Directions of clusters come first: they are as good as any, and mean more than those of a construction.
-            break
-    if not best.settled and len(best.path) <= task.max_iter:
-        run(space, best, task)
-    return best
+            return run(space, best, task)
+    return _race(space, states, task, lap, _CREDIT_SAMPLED if sample else _CREDIT)
+
+
+def _objective(state: State) -> float:
+    return state.path[-1]
+
+
+def _race(space: Space, states: list[State], task: Task, lap: int, credit: int) -> State:
+    """Return the best state after iterations from all of them, a lap at a time, that end for those that lag behind.
+
+    A state is left once it lacks more than `credit` times what it gained in its last lap.
+    """
+
+    def may_win(state: State, best: State) -> bool:
+        gained = state.path[-1 - min(lap, len(state.path) - 1)] - state.path[-1]
+        going = not state.settled and len(state.path) <= task.max_iter
+        return going and credit * gained > state.path[-1] - best.path[-1]
+
+    while True:
+        best = min(states, key=_objective)
+        rivals = [state for state in states if state is not best and may_win(state, best)]
+        if not rivals:
+            return best if best.settled else run(space, best, task)
+        states = [best, *rivals]
+        for state in states:
+            if not state.settled:
+                run(space, state, replace(task, max_iter=min(len(state.path) - 1 + lap, task.max_iter)))
+            if task.step.stop_requested or space.reached(state, task):
+                return min(states, key=_objective)
+
+
+def _best_of_sample(space: Space, names: list[str], task: Task, rng: np.random.Generator) -> State:
+    """Return the atoms, without codes, of the start that is best on a sample of the rows after a few iterations."""
+    xp, facts = space.rows.xp, space.facts
+    sample = kmeans_rows(space.rows, facts.n_samples, task.k, rng)
+    share = int(sample.shape[0]) / facts.n_samples
+    tail, last = facts.tail * share, facts.last * share
+    squares = float(xp.sum(xp.vecdot(sample, sample))) + (0.0 if space.embed is None else tail)
+    part = replace(facts, n_samples=int(sample.shape[0]), squares=squares, tail=tail, last=last, scores=None)
+    small = Space(Rows.of_array(sample), space.axes, space.embed, part, squares)
+    short = min(_SCOUT_ITER, task.max_iter)
+    warm = replace(task, max_iter=short, tol=max(_WARM_TOL, task.tol), window=1, step=_NO_CALLBACKS)
+    D = _best(small, names, warm, rng, sample=True).D
+    return State(D, xp.zeros((facts.n_samples, task.k), dtype=space.rows.dtype, device=space.rows.device))
 
 
 def _polish(rows: Rows, state: State, facts: Survey, task: Task) -> State:

@@ -47,9 +47,11 @@ class SemiNMF(IterativeMixin, Decomposition):
     init : {"auto", "kmeans", "svd", "random"} or array of shape (n_components, n_features), default="auto"
         Start: directions of k-means centres; the construction whose error is that of the SVD of rank
         ``n_components - 1`` (the final error is then at most that if `alpha` and `ridge` are 0); Gaussian directions;
-        or given atoms. "auto" lets k-means and random starts, and the SVD's if `alpha` and `ridge` are 0, compete for
-        the lowest objective; in that case it first tries the closed-form optimum (see Notes), and ends with a k-means
-        start that comes within a tenth of the SVD's objective.
+        or given atoms. "auto" lets the three kinds of start compete for the lowest objective: from time to time, those
+        that lag by more than they are likely to gain are left. Where rows abound (4096 or more, and 40
+        times `n_components`), penalised starts compete on a sample of them. If `alpha` and `ridge` are 0, it first
+        tries the closed-form optimum (see Notes), and ends with a k-means start that comes within a tenth of the SVD's
+        objective.
     n_init : int, default=1
         Number of k-means and random starts; the lowest objective wins.
     max_iter : int, default=300

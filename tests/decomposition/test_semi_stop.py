@@ -34,14 +34,15 @@ def uniform_codes(n, d, k, density, seed, noise=0.02):
 
 def test_a_plateau_is_not_the_end():
     X, D = uniform_codes(2000, 30, 40, 0.3, seed=1)
-    model = SemiNMF(40, random_state=1).fit(X)
-    path = model.objective_path_
-    small = -np.diff(path) <= model.tol * path[1:]
-    first = int(np.argmax(small)) + 1
-    # One small decrease came long before the end, and much was gained after it.
-    assert first + 20 < model.n_iter_
-    assert path[-1] < path[first] * (1 - 1e-3)
-    assert matched_cosines(model.components_, D).min() > 0.97
+    plateaus = 0
+    for seed in range(10):
+        model = SemiNMF(40, random_state=seed).fit(X)
+        path = model.objective_path_
+        first = int(np.argmax(-np.diff(path) <= model.tol * path[1:])) + 1
+        # One small decrease came long before the end, and much was gained after it.
+        plateaus += first + 20 < model.n_iter_ and path[-1] < path[first] * (1 - 1e-3)
+        assert matched_cosines(model.components_, D).min() > 0.97
+    assert plateaus >= 1
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2])
