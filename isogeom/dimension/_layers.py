@@ -16,9 +16,15 @@ from isogeom._neighbors._rows import check_anchors, check_jobs, clip_neighbors
 from isogeom._neighbors._table import limit_of, search_table
 from isogeom._results import Result, _require
 from isogeom._validation import check_integer, check_rows
+from isogeom.dimension._abide import ABIDE, neighborhood_sizes, radius_gaps
 from isogeom.dimension._base import DimensionEstimator
+from isogeom.dimension._graph_distance import GraphDistanceDimension
+from isogeom.dimension._local_pca import LocalPCADimension
 from isogeom.dimension._mle import MLE
 from isogeom.dimension._twonn import TwoNN
+
+# Columns of the frame.
+_COLUMNS = ("layer", "estimator", "dimension", "lo", "hi", "n", "k", "radius", "seconds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,25 +35,28 @@ class LayerDimensions(Result):
     ----------
     layer, estimator : ndarray of str
         Which layer, and which estimator (its printed form), one entry per estimate.
-    dimension, lower, upper : ndarray of float
+    dimension, lo, hi : ndarray of float
         Estimate and ends of its confidence interval; NaN ends where an estimator gives none.
-    n_samples_used, n_neighbors : ndarray of int
-        Rows that entered, and neighbours in the table of the layer, which estimators without neighbours leave aside.
+    n : ndarray of int
+        Rows that entered.
+    k : ndarray of float
+        Rank of the farthest neighbour that the estimate looks at, the mean over rows for :class:`ABIDE`; NaN for
+        estimators without neighbours.
     radius : ndarray of float
-        Mean distance to the last neighbour of the table, in the unit of the layer.
+        Mean distance to that neighbour, in the unit of the layer: the scale of the estimate; NaN without neighbours.
     seconds : ndarray of float
         Time of the estimate; that of the shared search is in `search_seconds`.
     search_seconds : ndarray of float
-        Time of the search of the layer.
+        Time of the search of the layer, which its estimates share; not a column of the frame.
     """
 
     layer: np.ndarray
     estimator: np.ndarray
     dimension: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
-    n_samples_used: np.ndarray
-    n_neighbors: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+    n: np.ndarray
+    k: np.ndarray
     radius: np.ndarray
     seconds: np.ndarray
     search_seconds: np.ndarray
@@ -55,18 +64,23 @@ class LayerDimensions(Result):
     def to_frame(self) -> Any:
         """Return one row per layer and estimator as a :class:`pandas.DataFrame`.
 
+        Returns
+        -------
+        pandas.DataFrame
+            Columns 'layer', 'estimator', 'dimension', 'lo', 'hi', 'n', 'k', 'radius', 'seconds'.
+
         Raises
         ------
         ImportError
             If pandas is not installed.
         """
-        return _require("pandas", "to_frame()", "plot").DataFrame(dict(vars(self)))
+        return _require("pandas", "to_frame()", "plot").DataFrame({name: getattr(self, name) for name in _COLUMNS})
 
     def __str__(self) -> str:
         width = max([len(str(name)) for name in self.layer] + [5])
         lines = [f"{'layer':<{width}}  {'dimension':>9}  {'interval':^19}  estimator"]
         for i in range(len(self.layer)):
-            ends = "none" if np.isnan(self.lower[i]) else f"{self.lower[i]:.4g} to {self.upper[i]:.4g}"
+            ends = "none" if np.isnan(self.lo[i]) else f"{self.lo[i]:.4g} to {self.hi[i]:.4g}"
             lines.append(f"{self.layer[i]:<{width}}  {self.dimension[i]:>9.4g}  {ends:^19}  {self.estimator[i]}")
         return "\n".join(lines)
 
@@ -97,7 +111,9 @@ def layer_dimensions(
         Size of the shared tables, at least what every estimator needs; None for the most that one asks for. Clipped,
         with a warning, to one less than the number of distinct rows of the layer.
     anchors : int or array-like of int, default=None
-        Rows to use, among the neighbours of all rows: that many drawn at random, or these positions.
+        Rows to use, among the neighbours of all rows: that many drawn at random, or these positions. `ABIDE`,
+        `GraphDistanceDimension` and `KNNGraphDimension` need the neighbours of all rows and raise; `MSTDimension`,
+        `PCADimension` and `FisherS`, which look for no neighbours, use all rows whatever the anchors are.
     metric : str, default='euclidean'
         'euclidean', or for numpy rows any metric of :func:`sklearn.metrics.pairwise_distances`.
     duplicates : {'drop', 'raise', 'keep'}, default='drop'
@@ -117,8 +133,8 @@ def layer_dimensions(
     TypeError
         If `layers` is no mapping of names to rows, or an estimator is none of this package's.
     ValueError
-        If `layers` or `estimators` is empty, `n_neighbors` is too small for an estimator, or a layer cannot be
-        estimated; the message names it.
+        If `layers` or `estimators` is empty, `n_neighbors` is too small for an estimator, an estimator
+        needs all rows and `anchors` is given, or a layer cannot be estimated; the message names it.
 
     Examples
     --------
@@ -130,6 +146,8 @@ def layer_dimensions(
     >>> table = layer_dimensions(layers, anchors=500)
     >>> [str(name) for name in table.layer]
     ['block 1', 'block 1', 'block 2', 'block 2']
+    >>> table.k  # each estimator has its own scale, with its own radius
+    array([ 2., 20.,  2., 20.])
     """
     if not isinstance(layers, Mapping):
         raise TypeError(f"layers must map names to rows, got {type(layers).__name__}: pass {{'layer 0': X}}.")
@@ -200,14 +218,38 @@ def _table_size(models: list[DimensionEstimator], n_neighbors: Any) -> int:
 
 
 def _layer(name: str, table: NeighborTable, models: list[Any], searched: float) -> list[tuple[Any, ...]]:
-    radius = float(np.mean(_xp.to_numpy(table.distances[:, -1])))
     rows = []
     for model in models:
         begun = time.perf_counter()
         fitted = clone(model).fit(table)
         spent = time.perf_counter() - begun
-        lower, upper = fitted.dimension_interval_ or (np.nan, np.nan)
+        lo, hi = fitted.dimension_interval_ or (np.nan, np.nan)
         label = " ".join(repr(model).split())
-        used, k = fitted.n_samples_used_, table.n_neighbors
-        rows.append((name, label, fitted.dimension_, lower, upper, used, k, radius, spent, searched))
+        found = (fitted.dimension_, lo, hi, fitted.n_samples_used_, *_scale(fitted, table))
+        rows.append((name, label, *found, spent, searched))
     return rows
+
+
+def _scale(fitted: Any, table: NeighborTable) -> tuple[float, float]:
+    """Return the rank of the farthest neighbour that an estimate looks at, and the mean distance to it, or NaN."""
+    if isinstance(fitted, ABIDE):
+        sizes = _adaptive_sizes(fitted, table)
+        radii = _xp.to_numpy(table.distances)[np.arange(len(sizes)), sizes - 1]
+        return float(np.mean(sizes)), float(np.mean(radii, dtype=np.float64))
+    if isinstance(fitted, GraphDistanceDimension):
+        wanted = fitted.n_neighbors_ or 0
+    else:
+        wanted = fitted.n_neighbors_local if isinstance(fitted, LocalPCADimension) else fitted._n_needed()
+    if not wanted:
+        return np.nan, np.nan
+    k = min(int(wanted), table.n_neighbors)
+    return float(k), float(np.mean(_xp.to_numpy(table.distances[:, k - 1]), dtype=np.float64))
+
+
+def _adaptive_sizes(fitted: ABIDE, table: NeighborTable) -> np.ndarray:
+    """Return the numbers of neighbours from which an adaptive estimate was made on this table, one a row."""
+    table = table.first(min(int(fitted.max_neighbors), table.n_neighbors))
+    # The last neighbourhoods are those of the last but one dimension.
+    return neighborhood_sizes(
+        radius_gaps(table), fitted.dimension_path_[-2], float(fitted.significance), table.n_neighbors
+    )

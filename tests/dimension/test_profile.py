@@ -1,12 +1,10 @@
-"""Scale profiles and tables of layers."""
-
-import warnings
+"""Scale profiles."""
 
 import numpy as np
 import pytest
 from oracles import dimension as oracle
 
-from isogeom.dimension import MLE, Gride, NeighborTable, PCADimension, TwoNN, id_profile, layer_dimensions
+from isogeom.dimension import Gride, NeighborTable, TwoNN, id_profile
 
 X = oracle.hyper_ball(800, 3, 0)
 
@@ -59,44 +57,6 @@ def test_profile_as_text_and_frame():
         id_profile(X, estimators=("mle",))
 
 
-def test_layers_share_anchors_and_searches():
-    rng = np.random.default_rng(1)
-    Z = rng.random((600, 4))
-    layers = {"first": Z @ rng.standard_normal((4, 20)), "second": np.tanh(Z @ rng.standard_normal((4, 30)))}
-    models = [TwoNN("mle"), MLE(10), Gride(4)]
-    result = layer_dimensions(layers, estimators=models, anchors=300)
-    assert [str(name) for name in result.layer] == ["first"] * 3 + ["second"] * 3
-    expected = MLE(10, anchors=300).fit(layers["second"])
-    assert result.dimension[4] == pytest.approx(expected.dimension_)
-    assert (result.lower[4], result.upper[4]) != (None, None)
-    assert (result.n_samples_used == 300).all()
-    assert (result.seconds >= 0).all()
-    frame = result.to_frame()
-    assert set(frame.columns) >= {
-        "layer",
-        "estimator",
-        "dimension",
-        "lower",
-        "upper",
-        "n_neighbors",
-        "radius",
-        "seconds",
-    }
-    assert "MLE(n_neighbors=10)" in str(result)
-    assert not hasattr(models[0], "dimension_")
-
-
-def test_layers_name_what_is_wrong():
-    with pytest.raises(ValueError, match="Layer 'b': Input X contains NaN"):
-        layer_dimensions({"a": X, "b": np.full((5, 2), np.nan)})
-    with pytest.raises(TypeError, match="layers must map names to rows"):
-        layer_dimensions(X)
-    with pytest.raises(ValueError, match="layers is empty"):
-        layer_dimensions({})
-    with pytest.raises(TypeError, match="estimators holds a str"):
-        layer_dimensions({"a": X}, estimators=["mle"])
-
-
 def test_clipped_ranks_are_warned_about():
     with pytest.warns(
         UserWarning, match="max_neighbors=1000 of id_profile is clipped to 99, the number of o"
@@ -136,40 +96,3 @@ def test_profile_names_what_is_wrong():
         id_profile(X, estimators="gride")
     with pytest.raises(ValueError, match="n_jobs=0 has no meaning"):
         id_profile(X, n_jobs=0)
-
-
-def test_layers_tell_the_size_of_their_tables():
-    repeated = np.repeat(X[:10], 30, axis=0)
-    with pytest.warns(UserWarning, match="n_neighbors=20 of MLE is clipped to 9"):
-        result = layer_dimensions({"a": repeated})
-    np.testing.assert_array_equal(result.n_neighbors, [9, 9])
-    with pytest.warns(UserWarning, match="n_neighbors=5000 of layer_dimensions is clipped to 299, .* of layer 'a'"):
-        result = layer_dimensions({"a": X[:300]}, n_neighbors=5000)
-    np.testing.assert_array_equal(result.n_neighbors, [299, 299])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        np.testing.assert_array_equal(layer_dimensions({"a": X[:30]}).n_neighbors, [20, 20])
-
-
-def test_layers_refuse_in_terms_of_the_caller():
-    with pytest.raises(
-        ValueError, match="n_neighbors=5 is too small for MLE, which needs 20 neighbours: pass at least"
-    ):
-        layer_dimensions({"a": X}, n_neighbors=5)
-    with pytest.raises(TypeError, match=r"estimators must be a sequence, got one MLE: pass \[MLE\(\)\]"):
-        layer_dimensions({"a": X}, estimators=MLE())
-    with pytest.raises(ValueError, match="estimators is empty"):
-        layer_dimensions({"a": X}, estimators=[])
-    with pytest.raises(TypeError, match="Layer 'a' is a NeighborTable: pass its rows"):
-        layer_dimensions({"a": NeighborTable.from_rows(X, 10)})
-    with pytest.raises(ValueError, match="n_jobs=0 has no meaning"):
-        layer_dimensions({"a": X}, n_jobs=0)
-    with pytest.raises(ValueError, match="n_neighbors=1 must be at least 2"):
-        layer_dimensions({"a": X}, n_neighbors=1)
-
-
-def test_layers_without_an_interval_say_so():
-    result = layer_dimensions({"a": X}, estimators=[PCADimension()])
-    assert np.isnan(result.lower[0])
-    assert "nan" not in str(result)
-    assert " none " in str(result)

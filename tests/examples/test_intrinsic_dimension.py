@@ -19,8 +19,8 @@ def test_the_example_writes_its_tables_and_figure(tmp_path, monkeypatch, capsys)
     assert "IDProfile of 600 rows" in printed
     layers = pandas.read_csv(tmp_path / "layers.csv")
     assert len(layers) == 7 * 3
-    assert (layers["lower"] < layers["dimension"]).all()
-    assert (layers["dimension"] < layers["upper"]).all()
+    assert (layers["lo"] < layers["dimension"]).all()
+    assert (layers["dimension"] < layers["hi"]).all()
     # 64 pixels of digits: published estimates lie between 5 and 12, never near 64.
     assert layers["dimension"].between(3, 15).all()
     assert (tmp_path / "profile.png").stat().st_size > 10_000
