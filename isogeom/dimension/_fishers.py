@@ -13,8 +13,9 @@ from isogeom._validation import check_real
 from isogeom._xp import Array
 from isogeom.dimension._base import Estimate
 from isogeom.dimension._dependence import Inflation, normal_interval
+from isogeom.dimension._doubts import report_heavy_row
 from isogeom.dimension._pca_products import Products
-from isogeom.dimension._rows_estimator import RowsEstimator, beside, patch_gram, used_rows
+from isogeom.dimension._rows_estimator import RowsEstimator, beside, patch_gram, reference_positions, used_rows
 
 # The margins that are tried, and the share of the largest useful one that is reported at, as published.
 _MARGINS = np.arange(60, 100, 2) / 100
@@ -94,6 +95,9 @@ class FisherS(RowsEstimator):
     `transform` takes 0.1 to 0.3 ms a row on one core for k = 100, and 1 ms in 70 dimensions, which needs the small
     margins.
 
+    Components are kept by their variance beside the largest one, so a row far from all others can leave only its own
+    direction: `fit` warns if a row carries more than half of the total variance.
+
     Whitening makes the estimate one of the linear span. `transform` applies it to neighbourhoods: for k = 100 its
     relative noise is about 0.01 (d = 2), 0.03 (5), 0.07 (10) and 0.1 (20), and in balls of these dimensions it is too
     large by 0, 3, 9 and 19 %.
@@ -136,7 +140,9 @@ class FisherS(RowsEstimator):
 
     def _estimate(self, table: NeighborTable) -> Estimate:
         rows = used_rows(table)
-        directions = whitened_directions(rows, float(self.condition_number))
+        products = Products.of(rows, True)
+        directions = whitened_directions(products, float(self.condition_number))
+        report_heavy_row(type(self).__name__, products, reference_positions(table))
         n, dropped = int(directions.shape[0]), int(rows.shape[0]) - int(directions.shape[0])
         if n < 3:
             raise ValueError(f"Only {n} row(s) differ from the mean: 3 are needed.")
@@ -186,13 +192,12 @@ class FisherS(RowsEstimator):
         return _xp.asarray_like(result, patch)
 
 
-def whitened_directions(X: Array, condition_number: float) -> Array:
+def whitened_directions(products: Products, condition_number: float) -> Array:
     """Return the rows on their leading principal components, of equal variance, divided by their norms.
 
     Rows that have no direction are left out.
     """
-    xp = _xp.array_namespace(X)
-    products = Products.of(X, True)
+    xp = _xp.array_namespace(products.matrix)
     values, vectors = xp.linalg.eigh(products.matrix)
     if float(values[-1]) <= 0:
         raise ValueError("X has no variance: its rows must differ.")
@@ -205,7 +210,7 @@ def whitened_directions(X: Array, condition_number: float) -> Array:
         axes = vectors / xp.sqrt(values[first:])
         blocks = [
             xp.matmul(xp.astype(block, axes.dtype) * products.scale - products.mean, axes)
-            for block in _xp.row_blocks(X)
+            for block in _xp.row_blocks(products.rows)
         ]
         scores = xp.concat(blocks, axis=0)
     norms = xp.sqrt(xp.sum(scores * scores, axis=1))

@@ -12,6 +12,7 @@ from isogeom._validation import check_choice, check_real, warn_user
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
 from isogeom.dimension._dependence import normal_interval
+from isogeom.dimension._doubts import report_no_signal
 from isogeom.dimension._overlap import patch_inflation
 from isogeom.dimension._participation import CORRECTIONS
 from isogeom.dimension._pca_products import patch_ratio, patch_spectra
@@ -179,6 +180,8 @@ class LocalPCADimension(DimensionEstimator):
                 f"The dimension {dimension:.3g} is more than half of {k - 1}, the largest that neighbourhoods of {k} "
                 "rows can give: it is a lower bound. Raise n_neighbors_local to several times the dimension."
             )
+        if dimension < 1:
+            report_no_signal(type(self).__name__, self.rule, dimension)
         if std <= _ROUNDING * dimension:
             # Equal values say nothing of the error.
             return Estimate(dimension, None, None, len(used), table.n_queries - len(used))

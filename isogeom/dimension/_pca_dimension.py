@@ -13,10 +13,11 @@ from isogeom._validation import check_choice, check_integer, check_real
 from isogeom._xp import Array
 from isogeom.dimension._base import Estimate
 from isogeom.dimension._dependence import Inflation, normal_interval
+from isogeom.dimension._doubts import report_heavy_row, report_no_signal
 from isogeom.dimension._participation import CORRECTIONS, corrected_ratio
 from isogeom.dimension._pca_products import Products, patch_ratio, patch_spectra
 from isogeom.dimension._pca_rules import RULES, Spectra, apply_rule, leading, null_quantile
-from isogeom.dimension._rows_estimator import RowsEstimator, used_rows
+from isogeom.dimension._rows_estimator import RowsEstimator, reference_positions, used_rows
 
 
 class PCADimension(RowsEstimator):
@@ -109,7 +110,16 @@ class PCADimension(RowsEstimator):
     :math:`\langle v_{ijij}\rangle - 2\langle v_{ijjl}\rangle + \langle v_{ijlr}\rangle`,
     :math:`v_{ijlr} = \langle x_{ia} x_{ja} x_{lb} x_{rb} \rangle_{ab}`: computed from second and fourth moments here.
 
+    'broken_stick', 'gavish_donoho', 'marchenko_pastur' and 'parallel' look for directions of larger variance than
+    noise has: isotropic rows (a cube, a Gaussian) have none, and uncorrelated features none by 'parallel', which gives
+    0, with a warning, or by chance a few. One row far from all others
+    can outweigh every direction but its own: `fit` warns if a row carries more than half of the total variance.
+
     `transform` applies the rule to neighbourhoods. With k rows no count exceeds k - 1, and curvature adds dimensions.
+    For k = 100 in cubes of dimension 2, 5, 10 and 20 (where `fit` on 4000 rows gives 2.00, 4.99, 9.97 and 19.91),
+    'participation' has a relative noise of 0.06, 0.05, 0.03 and 0.02, and a mean of 1.92, 4.43, 8.53 and 16.26: few
+    rows and edges lower it. 'share' has 0, 0, 0.02 and 0.02 (means 2, 5, 9.05 and 17.9), 'fukunaga_olsen' none; those
+    that look for larger variances are nearly all noise there ('parallel', d = 5: 0.46, with a spread of 0.70).
 
     References
     ----------
@@ -244,7 +254,10 @@ class PCADimension(RowsEstimator):
         return RULES[self.rule] if self.threshold is None else float(self.threshold)
 
     def _estimate(self, table: NeighborTable) -> Estimate:
-        return self._from_products(Products.of(used_rows(table), bool(self.center)))
+        products = Products.of(used_rows(table), bool(self.center))
+        estimate = self._from_products(products)
+        report_heavy_row(type(self).__name__, products, reference_positions(table))
+        return estimate
 
     def _from_products(self, products: Products) -> Estimate:
         spectra = products.spectra()
@@ -262,6 +275,8 @@ class PCADimension(RowsEstimator):
         else:
             noise = None if self.noise_variance is None else self.noise_variance * products.scale**2
             dimension = float(apply_rule(self.rule, spectra, self._threshold(), noise))
+        if dimension == 0:
+            report_no_signal(type(self).__name__, self.rule)
         # Rows beyond 1e154 have variances that no float holds.
         with np.errstate(over="ignore", under="ignore"):
             attributes = {"eigenvalues_": spectra.values / products.scale / products.scale}
