@@ -53,7 +53,7 @@ class ESS(DimensionEstimator):
         Its standard error, corrected for the dependence of rows that are neighbours; see the notes.
     dimension_interval_ : tuple of float or None
         Confidence interval with the same correction, around the mean of the estimate: its bias is not covered.
-    dimension_std_nominal_ : float
+    dimension_std_nominal_ : float or None
         The standard error for independent rows.
     n_samples_used_, n_samples_dropped_, n_duplicates_ : int
         Rows that entered; rows left out because all their neighbours coincide; rows that repeat another.

@@ -9,13 +9,16 @@ import numpy as np
 
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
+from isogeom._neighbors._metrics import check_metric
 from isogeom._validation import warn_user
 from isogeom._xp import Array
-from isogeom.dimension._pairs import dense_distances
+from isogeom.dimension._pairs import dense_distances, distance_matrix
 from isogeom.dimension._rows_estimator import centred_patches, patch_gram
 
 # Sizes and repeats of the sub-samples of a neighbourhood, and its smallest share.
 PATCH_SIZES, PATCH_REPEATS, PATCH_SHARE = 5, 4, 0.4
+# Neighbourhoods whose distances are held at a time, where they are not products.
+_PATCHES = 64
 # One in this many rows are few; if they hold more than this share of a length, they dominate it. They hold a tenth for
 # cubes, up to a half for Gaussian rows of dimension 1 or 20 rows only, 0.85 where the law has no mean.
 _FEW, _DOMINATED = 20, 0.6
@@ -120,13 +123,23 @@ def warn_power(name: str, power: float, dimension: float, std: float | None) -> 
 
 
 def patch_distances(table: NeighborTable, indices: Array) -> Iterator[np.ndarray]:
-    """Yield the distances inside neighbourhoods, (m, k) to blocks (b, k, k), on the host, each in a unit of its own."""
+    """Yield the distances inside neighbourhoods, (m, k) to blocks (b, k, k), on the host, each in a unit of its own.
+
+    They are in the metric of the table, whose rows are measured again if it holds them.
+    """
     if table.X is None:
         D, position = dense_distances(table), table.positions()
         places = position[_xp.to_numpy(indices)]
-        for start in range(0, len(places), 64):
-            chosen = places[start : start + 64]
+        for start in range(0, len(places), _PATCHES):
+            chosen = places[start : start + _PATCHES]
             yield D[chosen[:, :, np.newaxis], chosen[:, np.newaxis, :]]
+        return
+    if table.metric != "euclidean":
+        check_metric(table.metric, table.X)
+        for start in range(0, int(indices.shape[0]), _PATCHES):
+            chosen = indices[start : start + _PATCHES]
+            # As precise as the search.
+            yield np.stack([distance_matrix(table.X[rows].astype(np.float64), table.metric) for rows in chosen])
         return
     for patch in centred_patches(table.X, indices):
         gram = _xp.to_numpy(patch_gram(patch))

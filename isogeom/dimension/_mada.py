@@ -46,11 +46,12 @@ class MADA(DimensionEstimator):
     ----------
     dimension_ : float
         The estimate.
-    dimension_std_ : float
-        Its standard error, corrected for the dependence of rows that are neighbours.
-    dimension_interval_ : tuple of float
+    dimension_std_ : float or None
+        Its standard error, corrected for the dependence of rows that are neighbours; None, as the interval and the
+        nominal error, if the values of all rows are equal (short lists of integers).
+    dimension_interval_ : tuple of float or None
         Confidence interval with the same correction.
-    dimension_std_nominal_ : float
+    dimension_std_nominal_ : float or None
         The standard error for independent rows.
     n_samples_used_, n_samples_dropped_, n_duplicates_ : int
         Rows that entered; rows left out because a distance is 0 or the two are equal; rows that repeat another.
