@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from isogeom import _random, _xp
-from isogeom._neighbors._cloud import Cloud, unit_scale
+from isogeom._neighbors._cloud import Cloud, check_vanished, unit_scale
 from isogeom._neighbors._duplicates import first_occurrences
 from isogeom._neighbors._exact import exact_neighbors
+from isogeom._neighbors._metrics import check_magnitude, check_measured, check_metric
 from isogeom._neighbors._refine import refine
-from isogeom._validation import check_choice, check_integer, warn_user
+from isogeom._validation import check_integer, warn_user
 from isogeom._xp import Array
 
 # Up to this many features, trees beat products.
@@ -113,13 +114,47 @@ def nearest(
 
     With `own`, the queries are the rows of `X` at these positions, and a row is no neighbour of itself.
     """
-    xp = _xp.array_namespace(X)
-    if metric == "euclidean" and not (_xp.is_numpy(xp) and X.shape[1] <= _TREE_FEATURES):
+    check_metric(metric, X)
+    if metric == "euclidean" and own is None:
+        cloud = Cloud.of(X)
+        groups = cloud.far_groups(queries)
+        if groups is not None:
+            return _of_far(cloud, groups, queries, k, within=within, n_jobs=n_jobs)
+    if metric == "euclidean" and not (_xp.is_numpy(_xp.array_namespace(X)) and X.shape[1] <= _TREE_FEATURES):
         rows = queries if own is None else X if len(own) == X.shape[0] else rows_at(X, own)
-        return exact_neighbors(Cloud.of(X), rows, k, own=own, within=within, n_jobs=n_jobs)
-    if not _xp.is_numpy(xp):
-        check_choice(metric, "metric", ("euclidean", "precomputed"))
+        cloud = cloud if own is None else Cloud.of(X)
+        distances, indices = exact_neighbors(cloud, rows, k, own=own, within=within, n_jobs=n_jobs)
+        check_vanished(cloud, rows, distances, indices)
+        return distances, indices
     return _by_scikit_learn(X, queries, k, own=own, within=within, metric=metric, n_jobs=n_jobs)
+
+
+def _of_far(
+    cloud: Cloud,
+    groups: list[tuple[float, np.ndarray]],
+    queries: Array,
+    k: int,
+    *,
+    within: np.ndarray | None,
+    n_jobs: int | None,
+) -> tuple[Array, Array]:
+    """Return the neighbours of queries some of which are far beyond the rows: each group in its own scale."""
+    xp = _xp.array_namespace(queries)
+    found = []
+    for scale, places in groups:
+        part = rows_at(queries, places)
+        if scale == cloud.scale:
+            found.append(nearest(cloud.rows, part, k, within=within, n_jobs=n_jobs))
+        else:
+            found.append(exact_neighbors(cloud.at_scale(scale), part, k, within=within, n_jobs=n_jobs))
+    back = np.argsort(np.concatenate([places for _, places in groups]))
+    distances, indices = (rows_at(xp.concat(arrays, axis=0), back) for arrays in zip(*found))
+    if not bool(xp.all(xp.isfinite(distances))):
+        raise ValueError(
+            "X has rows so far from those of fit that their distance overflows: divide all rows by a constant, or drop "
+            "these."
+        )
+    return distances, indices
 
 
 def _by_scikit_learn(
@@ -138,6 +173,7 @@ def _by_scikit_learn(
     # Trees and pairwise metrics work in float64, and measure by differences.
     rows = np.asarray(X if within is None else X[within], dtype=np.float64)
     tree = metric == "euclidean"
+    check_magnitude(metric, rows)
     # A power of two leaves the digits alone, and keeps the squares of a tree from vanishing or overflowing.
     scale = unit_scale(rows) if tree else 1.0
     if tree:
@@ -150,17 +186,23 @@ def _by_scikit_learn(
     else:
         wanted = np.asarray(queries if own is None else X[own], dtype=np.float64)
         wanted = wanted * scale if tree else wanted
+        check_magnitude(metric, wanted)
     distances, local = finder.kneighbors(wanted, size)
     distances = distances / scale
     indices = places[local]
     if own is not None:
         distances, indices = without_self(distances, indices, own)
+    asked = queries if own is None else X if len(own) == X.shape[0] else X[own]
+    if tree:
+        check_vanished(Cloud.of(X), asked, distances, indices)
+    else:
+        check_measured(metric, distances, X, asked, indices)
     cut = np.flatnonzero(distances[:, k - 1] == distances[:, -1]) if distances.shape[1] > k else np.zeros(0, dtype=int)
     distances, indices = _settle(distances[:, :k], indices[:, :k])
     if not (tree and cut.size):
         return distances, indices
     # Trees cut ties anywhere: which of the rows equally far comes in is for the position to say.
-    return refine(Cloud.of(X), queries if own is None else X[own], distances, indices, cut, own=own, within=within)
+    return refine(Cloud.of(X), asked, distances, indices, cut, own=own, within=within)
 
 
 def without_self(distances: np.ndarray, indices: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -14,8 +15,19 @@ from sklearn.utils.validation import check_is_fitted
 
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
-from isogeom._neighbors._rows import check_anchors, check_jobs, clip_neighbors, nearest, report_duplicates, rows_at
-from isogeom._neighbors._table import limit_of, part_of, read_table, search_table
+from isogeom._neighbors._anchors import part_of
+from isogeom._neighbors._own import leave_out, same_row
+from isogeom._neighbors._precomputed import query_graph, query_matrix, without_diagonal
+from isogeom._neighbors._rows import (
+    OTHER_ROWS,
+    check_anchors,
+    check_jobs,
+    clip_neighbors,
+    nearest,
+    report_duplicates,
+    rows_at,
+)
+from isogeom._neighbors._table import limit_of, read_table, search_table
 from isogeom._validation import Transformer, check_integer, check_real, check_same_library
 from isogeom._xp import Array
 from isogeom.dimension._doubts import report_doubts
@@ -129,6 +141,7 @@ class DimensionEstimator(Transformer, ABC):
         Returns
         -------
         array of shape (n_queries, 1)
+            From `n_neighbors_local` neighbours, or, with a warning unless that is the default, as many as there are.
             Finite; where the neighbourhood gives no value (all its distances are tied), `dimension_`. A row far from
             all others has nearly equal distances to them, so its value is huge, about its distance over the width of
             the cloud: clip such values, or take their logarithm, before a model that is sensitive to scale.
@@ -151,10 +164,10 @@ class DimensionEstimator(Transformer, ABC):
         for block in _blocks(queries):
             distances, indices = self._neighborhoods(block, k)
             parts.append(self._local(distances, indices, None if self._search_metric == "precomputed" else block))
-        if sp.issparse(queries):
-            pool = self._pool()
-            most = (self.table_.n_samples if pool is None else len(pool)) - 1
-            self._clipped_local(k, int(distances.shape[1]), most, "the number of neighbours in the graph")
+        pool = self._pool()
+        most = (self.table_.n_samples if pool is None else len(pool)) - 1
+        available = int(distances.shape[1]) if sp.issparse(queries) else most
+        self._clipped_local(k, available, most, "the number of neighbours in the graph")
         return self._finite(_xp.array_namespace(parts[0]).concat(parts, axis=0), like)
 
     def _clipped_local(self, k: int, available: int, most: int, limit: str) -> int:
@@ -163,6 +176,8 @@ class DimensionEstimator(Transformer, ABC):
             raise ValueError("X is a table without neighbours: pass the rows, or NeighborTable.from_rows(X).")
         if available < min(k, most):
             return clip_neighbors(k, available, f"{type(self).__name__}.n_neighbors_local", limit)
+        every = most >= self.table_.n_reference - 1
+        self._warn_clipped("n_neighbors_local", most, OTHER_ROWS if every else "the number of other rows with a value")
         return min(k, most)
 
     def _check_same_rows(self, table: NeighborTable) -> None:
@@ -265,6 +280,12 @@ class DimensionEstimator(Transformer, ABC):
         less = f"{extra} less than " if extra else ""
         clip_neighbors(needed - extra, available - extra, f"{owner}.{name or 'n_neighbors'}", less + limit_of(table))
 
+    def _warn_clipped(self, name: str, available: int, limit: str) -> None:
+        """Warn if a number of neighbours that was chosen is above those there are; a default says at most this many."""
+        value = getattr(self, name)
+        if value != inspect.signature(type(self)).parameters[name].default:
+            clip_neighbors(int(value), available, f"{type(self).__name__}.{name}", limit)
+
     def _check_queries(self, X: Any) -> tuple[Any, Array]:
         """Return the validated rows of `transform`, and an array with their number, library and dtype."""
         table = self.table_
@@ -279,7 +300,7 @@ class DimensionEstimator(Transformer, ABC):
             if sp.issparse(X):
                 X = sp.csr_array(X, dtype=np.float64)
                 return X, np.zeros(X.shape[0])
-            return X, X
+            return without_diagonal(X), X
         if table.X is None:
             raise ValueError(
                 f"This {type(self).__name__} was fitted on a table without rows: pass a NeighborTable to transform, or "
@@ -315,8 +336,6 @@ class DimensionEstimator(Transformer, ABC):
         n = self.table_.n_samples if pool is None else len(pool)
         k = min(k, n - 1)
         if self._search_metric == "precomputed":
-            from isogeom._neighbors._precomputed import query_graph, query_matrix
-
             query = query_graph if sp.issparse(block) else query_matrix
             distances, indices = query(block, k + 1, pool)
         else:
@@ -328,22 +347,16 @@ class DimensionEstimator(Transformer, ABC):
                 metric=self._search_metric,
                 n_jobs=getattr(self, "n_jobs", None),
             )
-        xp = _xp.array_namespace(distances)
-        # The first column is the row itself where it is at distance 0; else the last one is not needed.
-        own = distances[:, :1] == 0
         fitted: Any = self.table_.X
-        if self._search_metric != "precomputed" and block.dtype != fitted.dtype:
-            # The precision that one of them has lost would make the row its own neighbour.
-            near = xp.astype(xp.take(fitted, indices[:, 0], axis=0), xp.float32)
-            own = own | xp.all(near == xp.astype(block, xp.float32), axis=1, keepdims=True)
-        if not bool(xp.any(own)):
-            # A graph may have no neighbour to spare.
-            return distances[:, :k], indices[:, :k]
-        width = int(distances.shape[1]) - 1
-        return (
-            xp.where(own, distances[:, 1:], distances[:, :width]),
-            xp.where(own, indices[:, 1:], indices[:, :width]),
-        )
+        metric = self._search_metric
+        if metric == "precomputed" or (metric == "euclidean" and block.dtype == fitted.dtype):
+            # The row itself is at distance 0: the first one.
+            first = _xp.array_namespace(distances).astype(distances[:, :1] == 0, indices.dtype)
+            own = (1 - first) * int(distances.shape[1])
+        else:
+            # In another precision, or a metric with rounding errors, a row is near itself, and others may be nearer.
+            own = same_row(fitted, block, indices)
+        return leave_out(distances, indices, own, k)
 
     def _query_values(self, X: Any, k: int, value: Callable[[Array], Array]) -> np.ndarray:
         """Return a statistic of the distances of new rows to their `k` nearest reference rows, where it is finite."""
