@@ -7,6 +7,7 @@ from scipy import stats
 
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
+from isogeom._neighbors._table import limit_of
 from isogeom._validation import check_integer, check_real
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
@@ -31,7 +32,8 @@ class ABIDE(DimensionEstimator):
     Parameters
     ----------
     max_neighbors : int, default=100
-        Largest neighbourhood, at least 6; clipped to one less than the number of distinct rows.
+        Largest neighbourhood, at least 6; clipped to the number of neighbours there is, with a warning unless it is the
+        default.
     significance : float, default=1e-6
         Level of the test of equal densities that ends a neighbourhood, between 0 and 1.
     n_iter : int, default=5
@@ -135,6 +137,10 @@ class ABIDE(DimensionEstimator):
 
     def _n_searched(self) -> int:
         return int(self.max_neighbors)
+
+    def _check_length(self, table: NeighborTable, given: bool) -> None:
+        super()._check_length(table, given)
+        self._warn_clipped("max_neighbors", table.n_neighbors, limit_of(table))
 
     def _estimate(self, table: NeighborTable) -> Estimate:
         if table.n_queries < table.n_reference:

@@ -9,6 +9,7 @@ from scipy import special
 
 from isogeom import _xp
 from isogeom._neighbors import NeighborTable
+from isogeom._neighbors._table import limit_of
 from isogeom._validation import check_integer
 from isogeom._xp import Array
 from isogeom.dimension._base import Estimate, log_ratios
@@ -30,7 +31,8 @@ class Gride(PooledEstimator):
     n2 : int, default=None
         Rank of the farther neighbour, above `n1`; None for ``2 * n1``.
     max_neighbors : int, default=64
-        Largest rank of `scales_`, which holds n1 = 1, 2, 4, ... with n2 = 2 n1 up to it; clipped to what there is.
+        Largest rank of `scales_`, which holds n1 = 1, 2, 4, ... with n2 = 2 n1 up to it; clipped to the number of
+        neighbours there is, with a warning unless it is the default.
     n_neighbors_local : int, default=100
         Number of reference rows whose ratios `transform` pools; clipped to the number there is.
     metric : str, default='euclidean'
@@ -177,6 +179,7 @@ class Gride(PooledEstimator):
             raise ValueError(
                 f"n2={n2} is above the {available} neighbours that every row has: choose smaller ranks{longer}."
             )
+        self._warn_clipped("max_neighbors", available, limit_of(table))
 
     def _estimate(self, table: NeighborTable) -> Estimate:
         n1, n2 = self._ranks()

@@ -24,7 +24,8 @@ class MLE(DimensionEstimator):
         Number of neighbours k, at least 2; clipped, with a warning, to one less than the number of distinct rows.
     unbiased : bool, default=True
         Whether to divide by the mean of the inverse gamma law: exact for independent rows of a homogeneous process.
-        False is the formula as published.
+        False is the formula as published. The values that other packages call unbiased are that times
+        ``(k - 2) / (k - 1)``, which is too small for a pooled estimate.
     average : {'inverse', 'mean'}, default='inverse'
         'inverse' averages the inverse dimensions of the rows (MacKay and Ghahramani), 'mean' the dimensions (Levina
         and Bickel), which is too large by a factor of about (k - 1) / (k - 2) unless `unbiased`.
@@ -168,7 +169,8 @@ class MLE(DimensionEstimator):
         k = int(distances.shape[1])
         xp = _xp.array_namespace(distances)
         sums = log_sums(distances)
-        positive = sums > 0
+        # A neighbour at distance 0, a duplicate that was kept, makes the sum infinite.
+        positive = (sums > 0) & xp.isfinite(sums)
         safe = xp.where(positive, sums, xp.ones_like(sums))
         return xp.where(positive, max(k - 2, 1) / safe, xp.full_like(sums, xp.nan))
 

@@ -9,6 +9,8 @@ import numpy as np
 from isogeom import _random, _xp
 from isogeom._neighbors import NeighborTable
 from isogeom._neighbors._cloud import Cloud
+from isogeom._neighbors._metrics import check_metric
+from isogeom._neighbors._rows import rows_at
 from isogeom._validation import check_choice, check_integer, check_real
 from isogeom._xp import Array
 from isogeom.dimension._base import DimensionEstimator, Estimate
@@ -246,6 +248,7 @@ class _Distances:
     def __init__(self, table: NeighborTable) -> None:
         self.table, self.full = table, None
         if table.X is not None:
+            check_metric(table.metric, table.X)
             positions = reference_positions(table)
             self.rows = positions[np.argsort(_spreads(used_rows(table)), kind="stable")]
         elif table.n_queries != table.n_reference:
@@ -264,9 +267,11 @@ class _Distances:
         rows = self.rows[numbers]
         if self.full is not None:
             return self.full[np.ix_(rows, rows)]
-        X = self.table.X
-        xp = _xp.array_namespace(X)
-        return distance_matrix(xp.take(X, _xp.asarray_like(rows, X, dtype=xp.int64), axis=0), self.table.metric)
+        chosen = rows_at(self.table.X, rows)
+        if self.table.metric != "euclidean":
+            # As precise as a search.
+            chosen = chosen.astype(np.float64)
+        return distance_matrix(chosen, self.table.metric)
 
 
 def _spreads(X: Array) -> np.ndarray:

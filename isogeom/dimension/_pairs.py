@@ -220,7 +220,9 @@ def _by_metric(X: Array, radius: float, centers: np.ndarray | None, metric: str)
         mine = np.arange(start, stop) if centers is None else centers[start:stop]
         for begin in range(0 if centers is not None else start, n, _TILE_COLUMNS):
             end = min(begin + _TILE_COLUMNS, n)
-            tile = pairwise_distances(X[mine], X[begin:end], metric=metric)
+            # Some metrics would be computed in float32.
+            near, far = (rows.astype(np.float64) for rows in (X[mine], X[begin:end]))
+            tile = pairwise_distances(near, far, metric=metric)
             rows, columns = np.nonzero(tile <= radius)
             distances = tile[rows, columns]
             columns = columns + begin

@@ -9,7 +9,7 @@ from oracles import dimension as oracle
 from sklearn.neighbors import kneighbors_graph
 
 from isogeom import _xp
-from isogeom.dimension import MLE, BinomialDimension, Gride, MiND, NeighborTable, TwoNN
+from isogeom.dimension import ABIDE, MLE, BinomialDimension, Gride, MiND, NeighborTable, TwoNN
 
 pd = pytest.importorskip("pandas")
 
@@ -49,8 +49,37 @@ class TestLength:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert MiND(100).fit(rows).table_.n_neighbors == 101
-            assert Gride(max_neighbors=200).fit(rows).table_.n_neighbors == 149
             assert Gride().fit(np.concatenate((X[:4], X[:4]))).table_.n_neighbors == 3
+
+    @pytest.mark.parametrize(
+        ("model", "name"), [(Gride, "max_neighbors"), (ABIDE, "max_neighbors"), (MLE, "n_neighbors_local")]
+    )
+    @pytest.mark.parametrize("kind", ["rows", "table", "short"])
+    def test_only_chosen_sizes_that_are_clipped_are_warned_about(self, model, name, kind):
+        rows = X[:60]
+        data = {
+            "rows": rows,
+            "table": NeighborTable.from_rows(rows, 59),
+            "short": NeighborTable.from_rows(X, 59),
+        }[kind]
+        limit = "the number of neighbours in the table" if kind == "short" else "the number of other distinct rows"
+        chosen = model(**{name: 5000})
+        act = chosen.fit if name == "max_neighbors" else chosen.fit(data).transform
+        with pytest.warns(UserWarning, match=f"^{name}=5000 of {model.__name__} is clipped to 59, {limit}") as record:
+            result = act(data)
+        assert len(record) == 1
+        assert record[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            expected = model(**{name: 59}).fit(data)
+            # A default says: at most so many.
+            if name == "max_neighbors":
+                model().fit(data)
+                assert result.dimension_ == expected.dimension_
+            else:
+                np.testing.assert_array_equal(result, expected.transform(data))
+                if kind != "short":
+                    model().fit(data).transform(data)
 
     @pytest.mark.parametrize("kind", ["rows", "duplicates", "table", "matrix", "graph"])
     def test_too_few_rows_clip_with_a_warning(self, kind):
@@ -120,6 +149,21 @@ class TestDuplicates:
         with pytest.raises(ValueError, match="50 of 250 rows repeat an earlier row"):
             MLE(duplicates="raise").fit(NeighborTable.from_rows(TWICE, 50))
         assert MLE(duplicates="raise").fit(NeighborTable.from_rows(X, 50)).n_duplicates_ == 0
+
+    def test_duplicates_of_foreign_tables_can_be_refused(self):
+        distances, indices = oracle.torus_neighbors(100, 3, 0, 30)
+        table = NeighborTable.from_arrays(distances, indices)
+        assert MLE(duplicates="raise").fit(table).n_duplicates_ == 0
+        kept = NeighborTable.from_rows(TWICE, 60, duplicates="keep")
+        table = NeighborTable.from_arrays(kept.distances, kept.indices, X=TWICE)
+        with pytest.raises(ValueError, match="50 of 250 rows repeat an earlier row"):
+            MLE(duplicates="raise").fit(table)
+        # A table brings its policy: what it lists stays.
+        for duplicates in ("drop", "keep"):
+            model, expected = MLE(duplicates=duplicates).fit(table), MLE(duplicates=duplicates).fit(kept)
+            assert model.n_duplicates_ == expected.n_duplicates_ == 50
+            assert model.dimension_ == expected.dimension_
+            assert model.n_samples_dropped_ == expected.n_samples_dropped_ == 100
 
     @pytest.mark.parametrize("model", [MLE(8, n_neighbors_local=20), TwoNN(n_neighbors_local=20)])
     def test_graphs_with_dropped_rows_come_back(self, model):
@@ -207,6 +251,27 @@ def test_asymmetric_matrices_are_refused():
     D[3, 150] *= 1.001
     with pytest.raises(ValueError, match=r"X\[3, 150\]=.* X\[150, 3\]=.* Pass \(X \+ X.T\) / 2"):
         MLE(metric="precomputed").fit(D)
+
+
+@pytest.mark.parametrize("library", ["numpy", "strict", "torch"])
+@pytest.mark.parametrize("model", [MLE(8, n_neighbors_local=20), TwoNN(n_neighbors_local=20)], ids=["MLE", "TwoNN"])
+def test_rounding_errors_on_the_diagonal_make_no_row_its_own_neighbour(model, library):
+    D = oracle.all_distances(X)
+    model.set_params(metric="precomputed")
+    try:
+        expected = model.fit(D).transform(D)
+        np.fill_diagonal(D, np.random.default_rng(1).random(len(D)) * 1e-8)
+        D = make_array(library, D)
+        before = _xp.to_numpy(D).copy()
+        np.testing.assert_allclose(_xp.to_numpy(model.fit(D).transform(D)), expected, rtol=1e-12)
+        np.testing.assert_array_equal(_xp.to_numpy(D), before)
+        # Distances of other rows have no diagonal: a small one is a distance.
+        other = before[::-1].copy()
+        other[0, 0] = 1e-20
+        queries, _ = model._check_queries(make_array(library, other))
+        assert _xp.to_numpy(model._neighborhoods(queries, 20)[0])[0, 0] == 1e-20
+    finally:
+        model.set_params(metric="euclidean")
 
 
 def test_distances_to_other_rows_are_refused():
