@@ -1,6 +1,7 @@
 """The dimension of benchmark manifolds by every estimator, as a table: ``python benchmarks/study_accuracy.py``.
 
-2000 rows of each manifold, settings at their defaults, but ``TwoNN("mle")`` and ``Gride(4)``. One search serves all estimators based on neighbours.
+2000 rows of each manifold, settings at their defaults, but ``TwoNN("mle")`` and ``Gride(4)``. One search serves all
+estimators based on neighbours.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def test_importing_isogeom_is_light():
     assert run("import sys, isogeom; print('sklearn' in sys.modules, 'scipy' in sys.modules)") == "False False"
 
 
-@pytest.mark.parametrize("name", ["decomposition", "isotropy", "tangent", "datasets", "plotting"])
+@pytest.mark.parametrize("name", ["decomposition", "dimension", "isotropy", "tangent", "datasets", "plotting"])
 def test_subpackages_load_nothing_heavy_of_their_own(name):
     # scikit-learn itself loads pandas where it is installed: only what comes on top of it counts.
     base = loaded_by("import sklearn.base, sklearn.utils.validation")

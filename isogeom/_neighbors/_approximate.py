@@ -12,7 +12,8 @@ from isogeom import _random, _xp
 from isogeom._neighbors._cloud import Cloud
 from isogeom._neighbors._exact import blocks
 from isogeom._neighbors._measure import squared_differences
-from isogeom._neighbors._rows import clip_neighbors, distinct_rows, nearest
+from isogeom._neighbors._rows import check_jobs, clip_neighbors, distinct_rows, nearest
+from isogeom._validation import check_choice, check_integer
 
 # Share of rows, and least number of them, that are searched exactly to measure the recall.
 _SAMPLE, _LEAST = 0.01, 100
@@ -22,6 +23,9 @@ _WIDTH = 30
 
 def descend(X: np.ndarray, k: int, *, duplicates: str, n_jobs: int | None, random_state: Any) -> dict[str, Any]:
     """Return the fields of a table of approximate neighbours, whose distances are measured exactly."""
+    check_choice(duplicates, "duplicates", ("drop", "raise", "keep"))
+    check_jobs(n_jobs)
+    k = check_integer(k, "n_neighbors", low=1)
     if _xp.is_foreign(X):
         raise ValueError(f"X is a {type(X).__module__} array: approximate neighbours take numpy rows.")
     try:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
+from scipy.sparse.csgraph import connected_components
 
 from isogeom import _xp
 from isogeom._validation import check_integer, check_real, check_rows
 
 
-def from_arrays(distances: Any, indices: Any, n_samples: int | None, queries: Any, recall: float) -> dict[str, Any]:
-    """Return the fields of a table from arrays of distances and positions."""
+def from_arrays(
+    distances: Any, indices: Any, n_samples: int | None, queries: Any, recall: float, X: Any
+) -> dict[str, Any]:
+    """Return the fields of a table from arrays of distances and positions, and rows or None."""
     distances = check_rows(distances, name="distances", owner="NeighborTable")
     xp = _xp.array_namespace(distances)
     distances = xp.astype(distances, _xp.accumulator_dtype(xp, _xp.device(distances)))
@@ -31,6 +35,10 @@ def from_arrays(distances: Any, indices: Any, n_samples: int | None, queries: An
         raise ValueError("indices holds a row's own position: leave the row itself out (drop the first column).")
     _check_no_repeats(at[np.newaxis, :], "queries holds")
     _check_no_repeats(host, "A row of indices holds")
+    if X is not None:
+        X = check_rows(X, name="X", owner="NeighborTable")
+        if X.shape[0] != n:
+            raise ValueError(f"X has {X.shape[0]} rows, but n_samples={n}.")
     return {
         "distances": distances,
         "indices": xp.astype(indices, xp.int64)
@@ -39,8 +47,19 @@ def from_arrays(distances: Any, indices: Any, n_samples: int | None, queries: An
         "queries": at,
         "n_samples": n,
         "n_reference": n,
+        "n_duplicates": _repeats(_xp.to_numpy(distances) == 0, host, at, n),
         "recall": check_real(recall, "recall", low=0, high=1),
+        "X": X,
     }
+
+
+def _repeats(zero: np.ndarray, indices: np.ndarray, queries: np.ndarray, n: int) -> int:
+    """Return the number of rows that repeat another: of each group that distance 0 connects, all but one."""
+    rows, columns = np.nonzero(zero)
+    if not rows.size:
+        return 0
+    links = sp.coo_array((np.ones(len(rows)), (queries[rows], indices[rows, columns])), shape=(n, n))
+    return n - int(connected_components(links.tocsr(), directed=False)[0])
 
 
 def _positions(values: Any, name: str) -> np.ndarray:

@@ -112,6 +112,15 @@ def from_graph(graph: Any, k: int | None, *, duplicates: str) -> dict[str, Any]:
     return _fields(values[at], columns[at].astype(np.int64), searched, n, len(kept))
 
 
+def to_graph(distances: Array, indices: Array, queries: np.ndarray, n: int) -> sp.csr_array:
+    """Return the sparse graph of a table, as :func:`from_graph` reads it."""
+    if not len(queries):
+        return sp.csr_array((0, 0))
+    rows = np.repeat(queries, int(distances.shape[1]))
+    data, columns = _xp.to_numpy(distances).ravel(), _xp.to_numpy(indices).ravel()
+    return sp.csr_array((data, (rows, columns)), shape=(n, n))
+
+
 def _representatives(zero: Any) -> np.ndarray:
     """Return the first row of every group that distance 0 connects."""
     _, labels = connected_components(zero, directed=False)
@@ -133,6 +142,23 @@ def _fields(distances: Array, indices: Array, searched: np.ndarray, n: int, n_di
         "n_reference": len(searched),
         "n_duplicates": n - n_distinct,
     }
+
+
+def without_diagonal(D: Array) -> Array:
+    """Return distances of queries with a diagonal of 0, if the queries are the rows of `fit`: a symmetric matrix.
+
+    Products leave rounding errors there, as `fit` takes for granted.
+    """
+    xp = _xp.array_namespace(D)
+    n = int(D.shape[0])
+    places = xp.arange(n, dtype=xp.int64, device=_xp.device(D))
+    if D.shape[1] != n or not bool(xp.any(xp.take_along_axis(D, places[:, None], axis=1) != 0)):
+        return D
+    try:
+        _check_symmetric(D)
+    except ValueError:
+        return D
+    return xp.where(places[:, None] == places[None, :], xp.zeros_like(D), D)
 
 
 def query_matrix(D: Array, k: int, pool: np.ndarray | None) -> tuple[Array, Array]:

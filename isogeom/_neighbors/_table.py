@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from isogeom import _xp
 from isogeom._neighbors._approximate import descend
 from isogeom._neighbors._arrays import from_arrays
-from isogeom._neighbors._precomputed import from_graph, from_matrix
-from isogeom._neighbors._rows import OTHER_ROWS, check_anchors, check_jobs, clip_neighbors, rows_at, search_rows
+from isogeom._neighbors._precomputed import from_graph, from_matrix, to_graph
+from isogeom._neighbors._rows import OTHER_ROWS, check_anchors, check_jobs, clip_neighbors, search_rows
 from isogeom._neighbors._stream import NeighborStream
 from isogeom._results import format_value
 from isogeom._validation import check_choice, check_integer, check_rows
@@ -130,7 +129,20 @@ class NeighborTable:
         return table
 
     def shared(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what `make` gives, made once for this table and those of :meth:`first`: the key tells them apart."""
+        """Return what `make` gives, made once for this table and those of :meth:`first`.
+
+        Parameters
+        ----------
+        key : hashable
+            Name of the result; it must tell all that it depends on besides the rows and the neighbours shared.
+        make : callable
+            Computes it, without arguments.
+
+        Returns
+        -------
+        object
+            The result, not to be changed.
+        """
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
@@ -151,12 +163,7 @@ class NeighborTable:
         Rows that repeat an earlier one and were dropped have no entries; :meth:`from_precomputed` knows them by that.
         The graph of a table with anchors cannot be read back, as other rows have no neighbours there: pass the table.
         """
-        m, k = self.n_queries, self.n_neighbors
-        rows = np.repeat(self.queries, k)
-        data, columns = _xp.to_numpy(self.distances).ravel(), _xp.to_numpy(self.indices).ravel()
-        return (
-            sp.csr_array((data, (rows, columns)), shape=(self.n_samples, self.n_samples)) if m else sp.csr_array((0, 0))
-        )
+        return to_graph(self.distances, self.indices, self.queries, self.n_samples)
 
     @classmethod
     def from_rows(
@@ -291,10 +298,7 @@ class NeighborTable:
         ValueError
             As :meth:`from_rows`.
         """
-        check_choice(duplicates, "duplicates", _POLICIES)
-        check_jobs(n_jobs)
         X = check_rows(X, name="X", min_samples=3, owner="NeighborTable")
-        n_neighbors = check_integer(n_neighbors, "n_neighbors", low=1)
         found = descend(X, n_neighbors, duplicates=duplicates, n_jobs=n_jobs, random_state=random_state)
         return cls(**found, dtype=_dtype_name(X), X=X)
 
@@ -368,6 +372,8 @@ class NeighborTable:
         Returns
         -------
         NeighborTable
+            Rows at distance 0 are the same row, and stay: `n_duplicates` counts those that the lists show to repeat
+            another. It is a lower bound, as lists without room for them, or of anchors only, do not show all.
 
         Raises
         ------
@@ -376,14 +382,9 @@ class NeighborTable:
             integer, out of range, repeated in its row or the row's own, a row is listed twice, or `recall` is not
             between 0 and 1.
         """
-        found = from_arrays(distances, indices, n_samples, queries, recall)
-        n = found["n_samples"]
-        if X is not None:
-            X = check_rows(X, name="X", owner="NeighborTable")
-            if X.shape[0] != n:
-                raise ValueError(f"X has {X.shape[0]} rows, but n_samples={n}.")
-        dtype = _dtype_name(found["distances"] if X is None else X)
-        return cls(**found, metric=metric, dtype=dtype, X=X)
+        found = from_arrays(distances, indices, n_samples, queries, recall, X)
+        dtype = _dtype_name(found["distances"] if X is None else found["X"])
+        return cls(**found, metric=metric, dtype=dtype)
 
 
 def search_table(
@@ -402,15 +403,6 @@ def read_table(D: Any, k: int | None, *, duplicates: str) -> NeighborTable:
     check_choice(duplicates, "duplicates", _POLICIES)
     found = (from_graph if sp.issparse(D) else from_matrix)(D, k, duplicates=duplicates)
     return NeighborTable(**found, metric="precomputed", dtype=str(D.dtype).rpartition(".")[2])
-
-
-def part_of(table: NeighborTable, positions: np.ndarray) -> NeighborTable:
-    """Return the table of some rows, whose neighbours remain all rows, as anchors give it."""
-    chosen = np.flatnonzero(np.isin(table.queries, positions))
-    if not chosen.size:
-        raise ValueError(f"anchors holds none of the {table.n_queries} rows that the table lists: choose others.")
-    distances, indices = rows_at(table.distances, chosen), rows_at(table.indices, chosen)
-    return replace(table, distances=distances, indices=indices, queries=table.queries[chosen])
 
 
 def limit_of(table: NeighborTable) -> str:

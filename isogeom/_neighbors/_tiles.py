@@ -113,8 +113,8 @@ def tiled_neighbors(
     doubtful = np.flatnonzero(~sure)
     if doubtful.size and search.has_room(doubtful.size):
         mine = None if own is None else own[doubtful]
-        found = search.nearest(queries[doubtful], mine, reached=distances[doubtful, -1])
-        distances[doubtful], indices[doubtful], sure[doubtful] = found[:3]
+        wide = search.nearest(queries[doubtful], mine, reached=distances[doubtful, -1])
+        distances[doubtful], indices[doubtful], sure[doubtful] = wide[:3]
     return distances, indices, sure
 
 

@@ -237,3 +237,26 @@ def test_denormal_rows(library, d):
     table = NeighborTable.from_rows(make_array(library, X * 1e-300 * 1e-9), 6)
     np.testing.assert_array_equal(_xp.to_numpy(table.indices), expected.indices)
     np.testing.assert_allclose(_xp.to_numpy(table.distances) * 1e300, expected.distances * 1e-9, rtol=1e-10)
+
+
+class TestDuplicatesOfArrays:
+    @pytest.mark.parametrize("k", [1, 3, 8])
+    @pytest.mark.parametrize("copies", [1, 2, 5])
+    def test_are_counted_where_the_lists_show_them(self, k, copies):
+        X = np.random.default_rng(0).standard_normal((20, 3))
+        rows = np.concatenate((X, *[X[:4]] * copies))
+        kept = NeighborTable.from_rows(rows, k, duplicates="keep")
+        table = NeighborTable.from_arrays(kept.distances, kept.indices)
+        assert kept.n_duplicates == 4 * copies
+        assert 2 <= table.n_duplicates <= kept.n_duplicates
+        if k >= copies:
+            assert table.n_duplicates == kept.n_duplicates
+        assert table.n_samples == table.n_reference == len(rows)
+
+    def test_of_some_rows_are_a_lower_bound(self):
+        X = np.random.default_rng(0).standard_normal((20, 3))
+        rows = np.concatenate((X, X[:4]))
+        kept = NeighborTable.from_rows(rows, 3, duplicates="keep", anchors=[0, 1, 9, 20])
+        table = NeighborTable.from_arrays(kept.distances, kept.indices, queries=kept.queries, n_samples=24)
+        assert table.n_duplicates == 2
+        assert kept.n_duplicates == 4
