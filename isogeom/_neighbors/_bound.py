@@ -26,7 +26,8 @@ _MIN_FEATURES, _MIN_ROWS, _MIN_QUERIES = 160, 4096, 2048
 _SAMPLE, _PILOT, _LEAST, _PART = 512, 128, 2048, 0.25
 # What a scan of a pair costs, in multiplications; and the largest share of the full cost that is worth the trouble.
 _SCAN, _WORTH = 20, 0.6
-_BYTES = 64 * 2**20
+# Largest coordinates on axes: two copies are held.
+_BYTES = 32 * 2**20
 # Largest part of the squared distance of near rows that the bound may miss for a pilot to be run.
 _MISSED = 0.25
 

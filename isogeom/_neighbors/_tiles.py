@@ -152,7 +152,7 @@ class _Search:
             short = leading_axes(self.cloud, queries, self.k, own=own, within=self.within, kth_distances=kth_distances)
         m, symmetric = len(queries), own is not None and len(own) == self.n
         distances, indices, sure = np.empty((m, self.k)), np.empty((m, self.k), dtype=np.int64), np.empty(m, dtype=bool)
-        wide = short is not None and Buffers.n_bytes(m, self.k, BOUND_MARGIN) <= _LARGEST_BUFFERS
+        wide = short is not None and Buffers.n_bytes(m, self.k, BOUND_MARGIN) <= _LARGEST_BUFFERS // 2
         buffers = Buffers.over(distances, indices, BOUND_MARGIN if wide else MARGIN)
         if reached is not None:
             buffers = self._wide_buffers(reached)
