@@ -244,6 +244,10 @@ def _check_readable(batches: Any, name: str) -> None:
 def _unwrap(batch: Any, number: int, name: str) -> Any:
     """Return the rows of a batch; the loader of a TensorDataset puts them into a list of one."""
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if not hasattr(parts, "__len__") and not hasattr(parts, "shape"):
+        raise TypeError(
+            f"Batch {number} of {name} is a {type(batch).__name__}: give arrays of shape (any, n_features)."
+        )
     if not isinstance(parts, (tuple, list)) or not any(map(_is_matrix, parts)):
         return batch
     if len(parts) == 1 and parts is batch:

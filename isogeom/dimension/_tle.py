@@ -149,7 +149,11 @@ class TLE(DimensionEstimator):
 
     def _local(self, distances: Array, indices: Array, queries: Array | None) -> Array:
         centers = check_queries(queries, type(self).__name__)
-        return 1 / tight_inverses(self.table_.X, centers, distances, indices)
+        inverses = tight_inverses(self.table_.X, centers, distances, indices)
+        xp = _xp.array_namespace(inverses)
+        # From far away the neighbours are one point up to rounding, which may have either sign.
+        known = inverses > 0
+        return xp.where(known, 1 / xp.where(known, inverses, xp.ones_like(inverses)), xp.full_like(inverses, xp.nan))
 
 
 def tight_inverses(X: Array, queries: Array | np.ndarray, distances: Array, indices: Array) -> Array:

@@ -297,3 +297,10 @@ def test_a_spool_gives_tensors_back(dtype):
         (got,) = spool
     assert got.dtype == X.dtype
     assert torch.equal(got, X)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, iter([np.ones((4, 3))])], ids=["none", "number", "iterator"])
+def test_a_batch_that_is_no_array_is_named(wrong):
+    batches = [np.random.default_rng(0).random((20, 3)), wrong]
+    with pytest.raises(TypeError, match=r"Batch 1 of X is a \w+: give arrays of shape \(any, n_features\)"):
+        SemiNMF(2).fit(iter(batches))

@@ -95,3 +95,11 @@ def test_needs_euclidean_rows():
         TLE().fit(bare)
     with pytest.raises(ValueError, match="needs the rows"):
         TLE().fit(A).transform(bare)
+
+
+def test_far_queries_get_no_value_of_rounding():
+    model = TLE().fit(A)
+    for scale in (1e3, 1e8, 1e15, 1e16, 1e100):
+        found = model.transform(scale * A)
+        assert np.isfinite(found).all()
+        assert (found > 0).all()
